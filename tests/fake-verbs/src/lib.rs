@@ -1,0 +1,1 @@
+//! The `ibv_*` and `rdma_*` symbols in Rust, for tests.

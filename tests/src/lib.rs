@@ -1,0 +1,1 @@
+//! What the whole-stack tests share.

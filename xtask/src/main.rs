@@ -1,0 +1,2 @@
+//! Set-up, lab, ping-pong and tests: `cargo xtask help`.
+fn main() {}
