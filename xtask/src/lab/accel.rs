@@ -1,0 +1,75 @@
+//! Whether this machine's KVM can be used.
+//!
+//! That `/dev/kvm` opens proves nothing: inside some virtual machines it does, and the guest then hangs in
+//! the boot loader. Only a guest that has spoken is proof. The verdict is kept until the machine boots anew.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is known about KVM here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kvm {
+    /// A guest has shown life under it.
+    Works,
+    /// No device, or no guest has shown life under it.
+    Fails,
+    /// The device is there, and has not been tried since the machine's boot.
+    Untried,
+}
+
+/// The note in the cache with the verdict.
+pub(crate) struct Verdict {
+    note: PathBuf,
+    boot: String,
+}
+
+impl Verdict {
+    pub(crate) fn in_cache(cache: &Path) -> Verdict {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Verdict {
+            note: cache.join("kvm"),
+            boot: boot.trim().to_owned(),
+        }
+    }
+
+    pub(crate) fn read(&self) -> Kvm {
+        let device = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm");
+        if device.is_err() {
+            return Kvm::Fails;
+        }
+        judge(
+            &fs::read_to_string(&self.note).unwrap_or_default(),
+            &self.boot,
+        )
+    }
+
+    pub(crate) fn write(&self, works: bool) {
+        let verdict = if works { "works" } else { "fails" };
+        // Without the note the next lab tries again: slower, not wrong.
+        let _ = fs::write(&self.note, format!("{verdict} {}\n", self.boot));
+    }
+}
+
+fn judge(note: &str, boot: &str) -> Kvm {
+    match note.trim().split_once(' ') {
+        Some(("works", noted)) if noted == boot => Kvm::Works,
+        Some(("fails", noted)) if noted == boot => Kvm::Fails,
+        _ => Kvm::Untried,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_holds_for_one_boot_of_the_machine() {
+        assert_eq!(judge("works a\n", "a"), Kvm::Works);
+        assert_eq!(judge("fails a\n", "a"), Kvm::Fails);
+        assert_eq!(judge("works a\n", "b"), Kvm::Untried);
+        assert_eq!(judge("", "a"), Kvm::Untried);
+    }
+}

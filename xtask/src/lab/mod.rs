@@ -1,0 +1,414 @@
+//! The lab: any command, where two RDMA hosts exist that are joined by a wire.
+//!
+//! A guest is booted, its kernel makes two soft-RoCE devices on the ends of a veth pair, and the command
+//! runs there with this machine's files, in the same folder, with the same environment. See `docs/lab.md`.
+
+mod accel;
+mod guest;
+pub(crate) mod init;
+mod initramfs;
+mod kernel;
+mod module;
+mod terminal;
+mod wire;
+
+use accel::{Kvm, Verdict};
+use anyhow::{Context, Result, bail};
+use guest::{Accelerator, Guest};
+use kernel::Kernel;
+pub(crate) use kernel::Source;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+use terminal::{RawTerminal, size_of};
+use wire::{Frame, Job};
+
+/// What to run, and in which guest.
+pub(crate) struct Lab {
+    /// Where the guest's kernel comes from.
+    pub(crate) kernel: Source,
+    /// The guest's hardware.
+    pub(crate) shape: Shape,
+    /// How long the command may take, counted from its start.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// The guest's hardware.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) processors: u32,
+    pub(crate) memory_mib: u32,
+    /// One nanosecond of guest time for each instruction.
+    pub(crate) counting: bool,
+    /// A folder of this machine the command may write to.
+    pub(crate) out: Option<PathBuf>,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape {
+            processors: 2,
+            memory_mib: 2048,
+            counting: false,
+            out: None,
+        }
+    }
+}
+
+/// The status of a command that was stopped at its timeout, as timeout(1) has it.
+pub(crate) const TIMED_OUT: i32 = 124;
+
+impl Lab {
+    /// Runs `argv` in a guest with this process's standard streams, and returns its exit status.
+    ///
+    /// An empty `argv` is a shell on the terminal.
+    pub(crate) fn run(&self, argv: &[OsString]) -> Result<i32> {
+        let mut out = Passing;
+        self.run_with(argv, &mut out)
+    }
+
+    /// Runs `argv` in a guest and gives what it writes to `output`.
+    pub(crate) fn run_with(&self, argv: &[OsString], output: &mut dyn Output) -> Result<i32> {
+        let called = Instant::now();
+        let cache = cache()?;
+        let kernel = Kernel::prepare(&self.kernel, &cache)?;
+        let folder = RunFolder::new(&cache)?;
+        let initramfs = folder.path().join("initramfs");
+        fs::write(
+            &initramfs,
+            initramfs::build(&kernel.modules, &folder.own_program()?)?,
+        )?;
+
+        let ended = Interrupt::watch(folder.path())?;
+        let boot = Boot {
+            kernel: &kernel,
+            initramfs: &initramfs,
+            shape: &self.shape,
+            folder: folder.path(),
+        };
+        let (mut guest, accelerator) = boot.start(&Verdict::in_cache(&cache), &ended)?;
+
+        let job = self.job(argv)?;
+        let on_terminal = job.terminal.is_some();
+        let release = begin(&mut guest, job)?;
+        eprintln!(
+            "lab: {}, kernel {release}, ready after {:.1} s",
+            accelerator.name(),
+            called.elapsed().as_secs_f64()
+        );
+        let raw = if on_terminal {
+            Some(RawTerminal::enter()?)
+        } else {
+            None
+        };
+        ended.restore_at_end(raw.as_ref());
+        feed(&guest, on_terminal)?;
+        let result = self.follow(&mut guest, output);
+        drop(raw);
+        result
+    }
+
+    fn job(&self, argv: &[OsString]) -> Result<Job> {
+        let interactive =
+            argv.is_empty() && io::stdin().is_terminal() && io::stdout().is_terminal();
+        let argv = match argv {
+            [] => vec![std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())],
+            _ => argv.to_vec(),
+        };
+        let cwd = std::env::current_dir()?.into_os_string();
+        let mut env: Vec<_> = std::env::vars_os().collect();
+        env.extend(self.variables());
+        Ok(Job {
+            argv,
+            cwd,
+            env,
+            terminal: interactive.then(|| size_of(&io::stdout())).flatten(),
+        })
+    }
+
+    /// What a command can know of the lab it runs in.
+    fn variables(&self) -> Vec<(OsString, OsString)> {
+        let mut variables: Vec<(OsString, OsString)> = vec![("LAB".into(), "1".into())];
+        if io::stderr().is_terminal() {
+            variables.push(("LAB_TTY".into(), "1".into()));
+            if let Some(size) = size_of(&io::stderr()) {
+                variables.push(("COLUMNS".into(), size.columns.to_string().into()));
+            }
+        }
+        if self.shape.counting {
+            variables.push(("LAB_COUNTING".into(), "1".into()));
+        }
+        if self.shape.out.is_some() {
+            variables.push((init::OUT_VARIABLE.into(), OUT_FOLDER.into()));
+        }
+        variables
+    }
+
+    /// Passes on what the command writes until it ends or its time is over.
+    fn follow(&self, guest: &mut Guest, output: &mut dyn Output) -> Result<i32> {
+        let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            match guest.receive(deadline)? {
+                Some(Frame::Stdout(bytes)) => output.stdout(&bytes)?,
+                Some(Frame::Stderr(bytes)) => output.stderr(&bytes)?,
+                Some(Frame::Exit(status)) => return Ok(status),
+                Some(Frame::Failed(text)) => bail!("{text}"),
+                Some(other) => bail!("the guest sent {other:?}"),
+                None => {
+                    let seconds = self.timeout.unwrap_or_default().as_secs();
+                    eprintln!("lab: the command was not over after {seconds} s: guest killed");
+                    return Ok(TIMED_OUT);
+                }
+            }
+        }
+    }
+}
+
+/// Where the guest sees the folder given with `--out`.
+const OUT_FOLDER: &str = "/run/lab/out";
+
+/// Takes what a command writes.
+pub(crate) trait Output {
+    fn stdout(&mut self, bytes: &[u8]) -> io::Result<()>;
+    fn stderr(&mut self, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Passes everything on to this process's own streams.
+struct Passing;
+
+impl Output for Passing {
+    fn stdout(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(bytes)?;
+        out.flush()
+    }
+
+    fn stderr(&mut self, bytes: &[u8]) -> io::Result<()> {
+        io::stderr().write_all(bytes)
+    }
+}
+
+/// The folder that keeps kernels between runs: `LAB_CACHE`, or `target/lab`.
+fn cache() -> Result<PathBuf> {
+    let folder = match std::env::var_os("LAB_CACHE") {
+        Some(folder) => PathBuf::from(folder),
+        None => crate::workspace::target().join("lab"),
+    };
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(folder.canonicalize()?)
+}
+
+/// Everything a boot needs.
+struct Boot<'a> {
+    kernel: &'a Kernel,
+    initramfs: &'a Path,
+    shape: &'a Shape,
+    folder: &'a Path,
+}
+
+impl Boot<'_> {
+    /// Boots under KVM if that works, else under emulation.
+    fn start(&self, verdict: &Verdict, ended: &Interrupt) -> Result<(Guest, Accelerator)> {
+        if self.shape.counting {
+            return Ok((
+                self.under(Accelerator::TcgCounting, ended)?,
+                Accelerator::TcgCounting,
+            ));
+        }
+        let kvm = verdict.read();
+        if kvm != Kvm::Fails {
+            let mut guest = self.under(Accelerator::Kvm, ended)?;
+            let works = guest.shows_life(KVM_PATIENCE);
+            if kvm == Kvm::Untried {
+                verdict.write(works);
+            }
+            if works {
+                return Ok((guest, Accelerator::Kvm));
+            }
+            eprintln!("lab: /dev/kvm is there but a guest shows no life under it: emulating");
+        }
+        Ok((self.under(Accelerator::Tcg, ended)?, Accelerator::Tcg))
+    }
+
+    fn under(&self, accelerator: Accelerator, ended: &Interrupt) -> Result<Guest> {
+        let guest = Guest::start(
+            self.kernel,
+            self.initramfs,
+            accelerator,
+            self.shape,
+            self.folder,
+        )?;
+        ended.kills(guest.pid());
+        Ok(guest)
+    }
+}
+
+/// Under a KVM that works the first line comes within half a second.
+const KVM_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Much longer than a boot takes under emulation on a busy machine.
+const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+
+impl Accelerator {
+    fn name(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "KVM",
+            Accelerator::Tcg => "emulation (TCG)",
+            Accelerator::TcgCounting => "emulation (TCG, counting instructions)",
+        }
+    }
+}
+
+/// Waits for the guest's init, hands it the job, and returns the kernel's release when the job starts.
+fn begin(guest: &mut Guest, job: Job) -> Result<String> {
+    let deadline = Instant::now() + BOOT_PATIENCE;
+    let next = |guest: &mut Guest| match guest.receive(Some(deadline))? {
+        Some(Frame::Failed(text)) => bail!("the guest could not be set up: {text}"),
+        Some(frame) => Ok(frame),
+        None => bail!(
+            "the guest was not ready after {} s\n{}",
+            BOOT_PATIENCE.as_secs(),
+            guest.last_words()
+        ),
+    };
+    let release = match next(guest)? {
+        Frame::Hello(release) => release,
+        other => bail!("the guest began with {other:?}"),
+    };
+    Frame::Job(job).write_to(&mut guest.line()?)?;
+    match next(guest)? {
+        Frame::Ready => Ok(release),
+        other => bail!("the guest sent {other:?} instead of being ready"),
+    }
+}
+
+/// Starts the thread that passes standard input on, and for a terminal the one that passes its size on.
+fn feed(guest: &Guest, on_terminal: bool) -> Result<()> {
+    let line = Arc::new(Mutex::new(guest.line()?));
+    if on_terminal {
+        let line = line.clone();
+        terminal::on_resize(move |size| send(&line, &Frame::Resize(size)).is_ok())?;
+    }
+    thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = io::stdin().read(&mut buffer) {
+            if send(&line, &Frame::Stdin(buffer[..length].to_vec())).is_err() {
+                return;
+            }
+        }
+        let _ = send(&line, &Frame::StdinEnd);
+    });
+    Ok(())
+}
+
+fn send(line: &Mutex<impl Write>, frame: &Frame) -> io::Result<()> {
+    let mut line = line.lock().map_err(|_| io::ErrorKind::BrokenPipe)?;
+    frame.write_to(&mut *line)
+}
+
+/// A folder for the files of one run, removed at its end.
+struct RunFolder(PathBuf);
+
+impl RunFolder {
+    fn new(cache: &Path) -> Result<RunFolder> {
+        let runs = cache.join("runs");
+        fs::create_dir_all(&runs)?;
+        remove_leftovers(&runs);
+        let folder = runs.join(std::process::id().to_string());
+        fs::create_dir_all(&folder)?;
+        Ok(RunFolder(folder))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// This program under a name of its own, so that a build at the same time does not change it under the
+    /// running guest.
+    fn own_program(&self) -> Result<PathBuf> {
+        let (program, copy) = (std::env::current_exe()?, self.0.join("xtask"));
+        if fs::hard_link(&program, &copy).is_err() {
+            fs::copy(&program, &copy)?;
+        }
+        Ok(copy)
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes the folders of runs whose process was killed before it could.
+fn remove_leftovers(runs: &Path) {
+    for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
+        if !Path::new("/proc").join(entry.file_name()).exists() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Ends everything in order when this process is told to end.
+struct Interrupt {
+    shared: Arc<Mutex<Ending>>,
+}
+
+/// What there is to end.
+#[derive(Default)]
+struct Ending {
+    guest: Option<u32>,
+    terminal: Option<terminal::Settings>,
+    folder: PathBuf,
+}
+
+impl Interrupt {
+    fn watch(folder: &Path) -> Result<Interrupt> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+        let shared = Arc::new(Mutex::new(Ending {
+            folder: folder.to_path_buf(),
+            ..Ending::default()
+        }));
+        let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+        let ending = shared.clone();
+        thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                if let Ok(ending) = ending.lock() {
+                    ending.end();
+                }
+                std::process::exit(128 + signal);
+            }
+        });
+        Ok(Interrupt { shared })
+    }
+
+    fn kills(&self, pid: u32) {
+        self.change(|ending| ending.guest = Some(pid));
+    }
+
+    fn restore_at_end(&self, terminal: Option<&RawTerminal>) {
+        self.change(|ending| ending.terminal = terminal.map(RawTerminal::before));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Ending)) {
+        if let Ok(mut ending) = self.shared.lock() {
+            change(&mut ending);
+        }
+    }
+}
+
+impl Ending {
+    fn end(&self) {
+        if let Some(pid) = self.guest {
+            guest::kill(pid);
+        }
+        if let Some(settings) = &self.terminal {
+            settings.apply();
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
