@@ -1,0 +1,85 @@
+//! The one door to C: what we use of `rdma-sys`, what it lacks, and the three ways its functions
+//! report an error.
+//!
+//! libibverbs has three conventions (the man page of each function says which). They are turned
+//! into [`Error`] here and nowhere else.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+
+use crate::error::Error;
+
+pub(crate) use rdma_sys::*;
+
+/// For functions that return 0 or a positive errno: `ibv_modify_*`, `ibv_destroy_*`,
+/// `ibv_dereg_mr`, `ibv_query_*`, `ibv_req_notify_cq`.
+///
+/// A few providers return -1 and set errno instead; both are understood.
+#[inline]
+pub(crate) fn check(call: &'static str, ret: c_int) -> Result<(), Error> {
+    if ret == 0 {
+        Ok(())
+    } else {
+        Err(Error::Call {
+            call,
+            source: error_of(ret),
+        })
+    }
+}
+
+/// For functions that return -1 and set errno: `ibv_get_cq_event`, `ibv_get_async_event`,
+/// `ibv_query_gid`, `ibv_query_pkey`.
+#[inline]
+pub(crate) fn check_minus_one(call: &'static str, ret: c_int) -> Result<(), Error> {
+    if ret == 0 {
+        Ok(())
+    } else {
+        Err(Error::last(call))
+    }
+}
+
+/// For functions that return a null pointer and set errno: `ibv_create_*`, `ibv_alloc_*`,
+/// `ibv_reg_*`, `ibv_open_device`.
+#[inline]
+pub(crate) fn check_null<T>(call: &'static str, ptr: *mut T) -> Result<NonNull<T>, Error> {
+    NonNull::new(ptr).ok_or_else(|| Error::last(call))
+}
+
+/// The error behind a return value that is not zero: a positive errno, or errno itself.
+#[cold]
+pub(crate) fn error_of(ret: c_int) -> io::Error {
+    if ret > 0 {
+        io::Error::from_raw_os_error(ret)
+    } else {
+        io::Error::last_os_error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positive_return_is_the_errno() {
+        let error = check("ibv_modify_qp", libc::EINVAL).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EINVAL));
+        assert!(error.to_string().starts_with("ibv_modify_qp"));
+    }
+
+    #[test]
+    fn zero_is_success_in_both_integer_conventions() {
+        assert!(check("x", 0).is_ok());
+        assert!(check_minus_one("x", 0).is_ok());
+    }
+
+    #[test]
+    fn null_is_an_error_and_a_pointer_is_itself() {
+        let mut value = 1u8;
+        assert_eq!(
+            check_null("x", &raw mut value).unwrap().as_ptr(),
+            &raw mut value
+        );
+        assert!(check_null::<u8>("x", std::ptr::null_mut()).is_err());
+    }
+}
