@@ -1,0 +1,185 @@
+//! Memory regions: memory that the device may use, tied to its registration.
+//!
+//! A region is never handed out as such. It is seen through unique [slices](crate::RegionSlice),
+//! if only the local device reaches it, or as a [shared region](crate::SharedRegion), if peers do.
+
+#![allow(unsafe_code)] // calls C
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::access::Access;
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::pd::ProtectionDomain;
+use crate::sys;
+
+/// Registered memory. Deregistered first and freed then, with the last owner.
+pub(crate) struct Region {
+    mr: NonNull<sys::ibv_mr>,
+    lkey: u32,
+    rkey: u32,
+    access: Access,
+    memory: ManuallyDrop<Memory>,
+    pd: ProtectionDomain,
+}
+
+// SAFETY: libibverbs allows its objects to be used from any thread; the bytes are only reached
+// through `RegionSlice` (unique ranges) or `SharedRegion` (atomic access).
+unsafe impl Send for Region {}
+// SAFETY: as for Send; through `&Region` only addresses and keys can be read.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Registers `memory`. If it fails, the memory is freed.
+    #[doc(alias = "ibv_reg_mr")]
+    pub(crate) fn register(
+        pd: &ProtectionDomain,
+        memory: Memory,
+        access: Access,
+    ) -> Result<Arc<Region>> {
+        pd.context().check_process()?;
+        let access = access.for_region();
+        let (ptr, len) = (memory.ptr().as_ptr(), memory.len());
+        let flags = access.bits() as i32; // flags, not a number
+        // SAFETY: `pd` lives during the call, and `memory` is owned memory of `len` bytes that
+        // is freed only after the region was deregistered.
+        let mr = unsafe { sys::ibv_reg_mr(pd.as_raw().as_ptr(), ptr.cast(), len, flags) };
+        let mr = sys::check_null("ibv_reg_mr", mr).map_err(|e| explain(e, len, access))?;
+        // SAFETY: the region was just made and is ours; the field does not change.
+        let lkey = unsafe { (*mr.as_ptr()).lkey };
+        // SAFETY: as above.
+        let rkey = unsafe { (*mr.as_ptr()).rkey };
+        let memory = ManuallyDrop::new(memory);
+        Ok(Arc::new(Region {
+            mr,
+            lkey,
+            rkey,
+            access,
+            memory,
+            pd: pd.clone(),
+        }))
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.memory.ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        self.access
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if !self.pd.context().is_foreign_process() {
+            // SAFETY: we are the last owner; what was posted on the region has completed, or its
+            // queue pair is destroyed (contract of posting).
+            let ret = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
+            if let Err(error) = sys::check("ibv_dereg_mr", ret) {
+                log::error!(
+                    "{error}; {} bytes are leaked: the device may use them",
+                    self.len()
+                );
+                return;
+            }
+        }
+        // SAFETY: dropped here and nowhere else; the device can no longer reach the memory (or it
+        // is the parent's device, which never saw this process's copy).
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+    }
+}
+
+/// Finds the reason for a failed registration that the errno alone does not tell.
+fn explain(error: Error, len: usize, access: Access) -> Error {
+    if access.contains(Access::ON_DEMAND) {
+        return error.or_not_supported("on-demand paging");
+    }
+    let Error::Call { call, source } = error else {
+        return error;
+    };
+    match memlock_limit() {
+        Some(limit) if is_memlock(&source, limit) && !may_exceed_memlock() => Error::Memlock {
+            asked: len as u64,
+            limit,
+            source,
+        },
+        _ => Error::Call { call, source },
+    }
+}
+
+/// Whether an error can come from a limit on locked memory: `EPERM` comes only from a limit of 0.
+fn is_memlock(source: &io::Error, limit: u64) -> bool {
+    match source.raw_os_error() {
+        Some(libc::ENOMEM | libc::EAGAIN) => true,
+        Some(libc::EPERM) => limit == 0,
+        _ => false,
+    }
+}
+
+/// The soft limit in bytes; `None` if there is none.
+fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a local that the function fills in.
+    let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Whether the process has CAP_IPC_LOCK, to which the limit does not apply.
+fn may_exceed_memlock() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    has_cap_ipc_lock(&status)
+}
+
+fn has_cap_ipc_lock(status: &str) -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|capabilities| capabilities & CAP_IPC_LOCK != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permission_error_is_memlock_only_when_the_limit_is_zero() {
+        let error = io::Error::from_raw_os_error;
+        assert!(is_memlock(&error(libc::ENOMEM), 65536));
+        assert!(is_memlock(&error(libc::EAGAIN), 65536));
+        assert!(is_memlock(&error(libc::EPERM), 0));
+        assert!(!is_memlock(&error(libc::EPERM), 65536));
+        assert!(!is_memlock(&error(libc::EINVAL), 0));
+    }
+
+    #[test]
+    fn capability_is_read_from_the_effective_set() {
+        assert!(has_cap_ipc_lock("CapInh:\t0\nCapEff:\t000001ffffffffff\n"));
+        assert!(!has_cap_ipc_lock(
+            "CapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffbfff\n"
+        ));
+        assert!(!has_cap_ipc_lock(""));
+    }
+}
