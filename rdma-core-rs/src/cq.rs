@@ -1,0 +1,246 @@
+//! Completion queues.
+
+#![allow(unsafe_code)] // calls C
+
+use std::fmt;
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use crate::comp_channel::{CompletionChannel, CqEvents};
+use crate::context::Context;
+use crate::error::{self, Error, Result};
+use crate::sys;
+use crate::wc::WorkCompletion;
+
+/// A completion queue: where the ends of posted requests show up.
+///
+/// A handle; clones mean the same queue, which is destroyed with its last user. It can be used
+/// from any thread, and each completion goes to one poll; have one thread poll it, or the
+/// completions of one request and the next may be seen out of order.
+///
+/// Make it at least as deep as the queues that feed it together: when it overflows, completions
+/// are lost, some devices tell it only by an asynchronous event, and the queue pairs go on (I7).
+///
+/// ```no_run
+/// # use rdma_core_rs::{CompletionQueue, Context};
+/// # use std::mem::MaybeUninit;
+/// # fn example(context: &Context) -> rdma_core_rs::Result<()> {
+/// let cq = CompletionQueue::new(context, 128, None)?;
+/// let mut room = [const { MaybeUninit::uninit() }; 16];
+/// for wc in cq.poll(&mut room)? {
+///     println!("{} ended: {}", wc.wr_id(), wc.status());
+/// }
+/// # Ok(()) }
+/// ```
+#[doc(alias = "ibv_cq")]
+#[derive(Clone)]
+pub struct CompletionQueue {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    cq: NonNull<sys::ibv_cq>,
+    /// The context of `cq` in C, which points here.
+    events: Arc<CqEvents>,
+    channel: Option<CompletionChannel>,
+    context: Context,
+}
+
+// SAFETY: libibverbs allows its objects to be used from any thread (providers lock their queues);
+// `cq` is only given to it, or read in `cqe`, and destroyed once, by the last owner.
+unsafe impl Send for Inner {}
+// SAFETY: as for Send.
+unsafe impl Sync for Inner {}
+
+impl CompletionQueue {
+    /// Creates a queue for at least `cqe` completions on the device's first completion vector.
+    ///
+    /// With a channel, the queue can be [armed](Self::req_notify) to tell of completions there.
+    ///
+    /// # Errors
+    /// - [`Config`](Error::Config) naming `cqe`, if it is 0 or above the device's `max_cqe`.
+    /// - [`Foreign`](Error::Foreign), if the channel was made on another context.
+    /// - [`Call`](Error::Call) naming `ibv_create_cq` for anything else.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn new(
+        context: &Context,
+        cqe: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue> {
+        CompletionQueue::on_vector(context, cqe, channel, 0)
+    }
+
+    /// As [`new`](Self::new), on a completion vector of choice: its interrupts go to the CPU to
+    /// which the system has assigned that vector.
+    ///
+    /// # Errors
+    /// As for `new`; [`Config`](Error::Config) naming `comp_vector`, if the device has fewer.
+    pub fn on_vector(
+        context: &Context,
+        cqe: u32,
+        channel: Option<&CompletionChannel>,
+        comp_vector: u32,
+    ) -> Result<CompletionQueue> {
+        context.check_process()?;
+        error::at_least("cqe", cqe.into(), 1)?;
+        error::at_most("cqe", cqe.into(), context.device_attr()?.max_cqe.into())?;
+        let last_vector = context.num_comp_vectors().saturating_sub(1);
+        error::at_most("comp_vector", comp_vector.into(), last_vector.into())?;
+        if channel.is_some_and(|channel| !channel.context().is_same_device(context)) {
+            return Err(Error::Foreign {
+                what: "the completion channel",
+                of: "context",
+            });
+        }
+        let events = Arc::new(CqEvents::new());
+        // SAFETY: `context` and `channel` live during the call; the queue's context pointer stays
+        // valid until the queue is destroyed, since `Inner` owns what it points to.
+        let cq = unsafe {
+            sys::ibv_create_cq(
+                context.as_raw().as_ptr(),
+                cqe as i32, // at most max_cqe, which came from an i32
+                Arc::as_ptr(&events).cast_mut().cast(),
+                channel.map_or(ptr::null_mut(), |channel| channel.as_raw().as_ptr()),
+                comp_vector as i32, // below num_comp_vectors, which came from an i32
+            )
+        };
+        let cq = sys::check_null("ibv_create_cq", cq)?;
+        let (channel, context) = (channel.cloned(), context.clone());
+        Ok(CompletionQueue {
+            inner: Arc::new(Inner {
+                cq,
+                events,
+                channel,
+                context,
+            }),
+        })
+    }
+
+    /// Takes as many completions as there are and fit into `room`. Never sleeps.
+    ///
+    /// # Errors
+    /// [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline]
+    pub fn poll<'a>(
+        &self,
+        room: &'a mut [MaybeUninit<WorkCompletion>],
+    ) -> Result<&'a [WorkCompletion]> {
+        let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
+        let first: *mut WorkCompletion = room.as_mut_ptr().cast();
+        // SAFETY: `self` keeps the queue alive; there is room for `entries` completions, which
+        // are laid out as C's.
+        let count = unsafe { sys::ibv_poll_cq(self.inner.cq.as_ptr(), entries, first.cast()) };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(poll_error(count));
+        };
+        // SAFETY: the first `count` of at most `entries` elements were just written.
+        Ok(unsafe { slice::from_raw_parts(first, count.min(room.len())) })
+    }
+
+    /// Arms the queue: the next completion puts an event on the channel. One event for one arming.
+    ///
+    /// With `solicited_only`, only receives that the peer marked as solicited, and failures,
+    /// count. Completions that are already there cause no event: poll **after** arming.
+    ///
+    /// # Errors
+    /// [`Call`](Error::Call) naming `ibv_req_notify_cq`.
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[inline]
+    pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        // SAFETY: `self` keeps the queue alive.
+        let ret = unsafe { sys::ibv_req_notify_cq(self.inner.cq.as_ptr(), solicited_only.into()) };
+        sys::check("ibv_req_notify_cq", ret)
+    }
+
+    /// How many completions it holds: at least what was asked for.
+    pub fn capacity(&self) -> u32 {
+        // SAFETY: `self` keeps the queue alive; the field is an integer.
+        let cqe = unsafe { (*self.inner.cq.as_ptr()).cqe };
+        u32::try_from(cqe).unwrap_or(0)
+    }
+
+    /// The device context it was created on.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The channel it was created with.
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.inner.channel.as_ref()
+    }
+
+    /// Whether both handles mean the same queue.
+    #[inline]
+    pub fn is_same(&self, other: &CompletionQueue) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The C object. It lives as long as this handle or a clone of it.
+    #[inline]
+    pub fn as_raw(&self) -> NonNull<sys::ibv_cq> {
+        self.inner.cq
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.inner.events.cq_id
+    }
+}
+
+#[cold]
+fn poll_error(ret: i32) -> Error {
+    // The man page promises only "negative"; providers return -1 or -errno, few set errno.
+    let source = match ret {
+        -1 => io::Error::from_raw_os_error(libc::EIO),
+        _ => io::Error::from_raw_os_error(-ret),
+    };
+    Error::Call {
+        call: "ibv_poll_cq",
+        source,
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.context.is_foreign_process() {
+            return;
+        }
+        // With the gate held no event is read, so all that were are counted, and are settled now:
+        // the destroy does not wait.
+        let gate = self.channel.as_ref().map(CompletionChannel::gate);
+        self.events.settle(self.cq.as_ptr());
+        // SAFETY: we are the last owner, and every queue pair that feeds it holds an owner.
+        let ret = unsafe { sys::ibv_destroy_cq(self.cq.as_ptr()) };
+        drop(gate);
+        if let Err(error) = sys::check("ibv_destroy_cq", ret) {
+            log::error!("{error}; the completion queue is leaked");
+            // Its events may still come: keep what they point to, and what they come from.
+            mem::forget(self.events.clone());
+            mem::forget(self.channel.clone());
+            mem::forget(self.context.clone());
+        }
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("id", &self.id())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn poll_error_has_an_errno_whatever_the_provider_returns() {
+        assert_eq!(poll_error(-1).errno(), Some(libc::EIO));
+        assert_eq!(poll_error(-libc::EINVAL).errno(), Some(libc::EINVAL));
+    }
+}
