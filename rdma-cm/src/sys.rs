@@ -1,0 +1,102 @@
+//! The only door to librdmacm: what the other files use of it, and the one conversion of its
+//! return values.
+//!
+//! Every `rdma_*` function that returns an `int` answers 0, or -1 with `errno` set (librdmacm
+//! manual pages). No other file repeats that rule.
+#![allow(unsafe_code)] // poll(2) and fcntl(2), on descriptors that the caller has borrowed
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::raw::c_int;
+use std::time::{Duration, Instant};
+
+pub(crate) use rdma_sys::{
+    ibv_access_flags, ibv_ah_attr, ibv_context, ibv_event_type, ibv_get_device_name, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event,
+    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel,
+    rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish,
+    rdma_event_channel, rdma_free_devices, rdma_get_cm_event, rdma_get_devices, rdma_init_qp_attr,
+    rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
+    rdma_resolve_route, rdma_set_option, rdma_ud_param,
+};
+
+// The header's `#define`s and anonymous enums do not reach the bindings.
+pub(crate) const RDMA_OPTION_ID: c_int = 0;
+pub(crate) const RDMA_OPTION_ID_TOS: c_int = 0;
+pub(crate) const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
+pub(crate) const RDMA_OPTION_ID_AFONLY: c_int = 2;
+pub(crate) const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
+
+/// The result of a librdmacm call: 0 is success, everything else has its reason in `errno`.
+pub(crate) fn check(ret: c_int) -> io::Result<()> {
+    if ret == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Waits until `fd` is readable or `deadline` has passed; `Ok(false)` means it has passed.
+///
+/// `None` waits for as long as it takes. Interrupted calls are resumed.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
+    loop {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let mut entry = libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `entry` is one pollfd that lives across the call, and the count says one.
+        match unsafe { libc::poll(&mut entry, 1, poll_timeout(left)) } {
+            1 => return Ok(true),
+            0 if left == Some(Duration::ZERO) => return Ok(false),
+            0 => {}
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+}
+
+/// Milliseconds for poll(2), rounded up so that a short wait does not turn into a busy loop.
+fn poll_timeout(left: Option<Duration>) -> c_int {
+    match left {
+        None => -1,
+        Some(left) => c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX),
+    }
+}
+
+/// Makes `fd` non-blocking and closed on exec.
+pub(crate) fn set_nonblocking_cloexec(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: F_GETFL takes no pointer, and `fd` is open for as long as it is borrowed.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    if flags == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: F_SETFL takes an integer and no pointer; `fd` is borrowed, so it is open.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
+    // SAFETY: as above, F_SETFD takes an integer.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_of_less_than_a_millisecond_is_rounded_up() {
+        assert_eq!(poll_timeout(Some(Duration::from_nanos(1))), 1);
+        assert_eq!(poll_timeout(Some(Duration::ZERO)), 0);
+    }
+
+    #[test]
+    fn a_wait_without_end_and_one_beyond_poll_are_both_possible() {
+        assert_eq!(poll_timeout(None), -1);
+        assert_eq!(
+            poll_timeout(Some(Duration::from_secs(u64::MAX))),
+            c_int::MAX
+        );
+    }
+}
