@@ -91,6 +91,7 @@ mod listener;
 mod option;
 mod param;
 mod qp;
+mod service;
 mod state;
 mod sys;
 
@@ -105,4 +106,7 @@ pub use listener::{Listener, Request};
 pub use option::{IdOptions, ListenOptions};
 pub use param::{
     ConnParam, MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, Negotiated, RequestParam,
+};
+pub use service::{
+    LookingUp, Lookup, MAX_ANSWER_DATA, MAX_LOOKUP_DATA, Service, ServiceListener, ServiceRequest,
 };
