@@ -1,0 +1,261 @@
+//! What the tests of the connection manager on soft-RoCE share: queue pairs with a message each
+//! way, the lab's addresses and faults, and counts of what a round may leave behind.
+#![allow(dead_code, clippy::unwrap_used)] // each test binary uses its own part; a test may panic
+
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rdma_cm::{
+    ConnParam, Connecting, Connection, Connector, ListenOptions, Listener, Request, Resolved,
+};
+use rdma_core_rs::{
+    CompletionQueue, Context, ProtectionDomain, QpConfig, QueuePair, RecvWr, RegionSlice, SendWr,
+    WcStatus, WorkCompletion,
+};
+
+/// The client's device of the lab.
+pub(crate) const CLIENT: &str = "192.168.99.1";
+/// The server's device of the lab.
+pub(crate) const SERVER: &str = "192.168.99.2";
+/// Longer than anything may take on a loaded machine under emulation.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn addr(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+pub(crate) fn soon() -> Option<Instant> {
+    Some(Instant::now() + PATIENCE)
+}
+
+/// A listener on the server's device.
+pub(crate) fn listen() -> Listener {
+    listen_with(&ListenOptions::default())
+}
+
+pub(crate) fn listen_with(options: &ListenOptions) -> Listener {
+    Listener::bind(addr(SERVER, 0), options).expect("needs an RDMA device: cargo xtask test")
+}
+
+pub(crate) fn connector(to: &Listener) -> Connector {
+    Connector::new(to.local_addr())
+        .source(addr(CLIENT, 0))
+        .deadline(PATIENCE)
+}
+
+/// A queue pair with a buffer for each direction.
+pub(crate) struct End {
+    pub(crate) qp: QueuePair,
+    cq: CompletionQueue,
+    inbox: RegionSlice,
+    outbox: RegionSlice,
+}
+
+impl End {
+    pub(crate) fn new(context: &Context) -> Self {
+        let pd = ProtectionDomain::new(context).unwrap();
+        let cq = CompletionQueue::new(context, 32, None).unwrap();
+        let config = QpConfig::rc(&cq, &cq);
+        Self::with(&pd, cq, config)
+    }
+
+    pub(crate) fn datagram(context: &Context) -> Self {
+        let pd = ProtectionDomain::new(context).unwrap();
+        let cq = CompletionQueue::new(context, 32, None).unwrap();
+        let config = QpConfig::ud(&cq, &cq);
+        Self::with(&pd, cq, config)
+    }
+
+    fn with(pd: &ProtectionDomain, cq: CompletionQueue, mut config: QpConfig) -> Self {
+        (config.max_send_wr, config.max_recv_wr) = (8, 8);
+        Self {
+            qp: QueuePair::new(pd, &config).unwrap(),
+            cq,
+            inbox: RegionSlice::alloc(pd, 4096).unwrap(),
+            outbox: RegionSlice::alloc(pd, 4096).unwrap(),
+        }
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        self.qp.pd()
+    }
+
+    /// Posts a receive of the whole inbox.
+    #[allow(unsafe_code)] // posting
+    pub(crate) fn post_recv(&mut self) {
+        let sge = [self.inbox.sge()];
+        // SAFETY: the inbox is a live region of this domain, held by `self` for longer than the
+        // queue pair (fields drop in order), and read only after its completion.
+        unsafe { self.qp.post_recv(&mut RecvWr::new(1, &sge)) }.unwrap();
+    }
+
+    #[allow(unsafe_code)] // posting
+    pub(crate) fn send(&mut self, message: &[u8]) {
+        self.outbox[..message.len()].copy_from_slice(message);
+        let sge = [self.outbox.sge_range(..message.len()).unwrap()];
+        // SAFETY: as in `post_recv`, and the outbox is written to only after the completion.
+        unsafe { self.qp.post_send(&mut SendWr::send(2, &sge).signaled(true)) }.unwrap();
+    }
+
+    #[allow(unsafe_code)] // posting
+    pub(crate) fn send_to(
+        &mut self,
+        message: &[u8],
+        to: &rdma_core_rs::AddressHandle,
+        qp_num: u32,
+        qkey: u32,
+    ) {
+        self.outbox[..message.len()].copy_from_slice(message);
+        let sge = [self.outbox.sge_range(..message.len()).unwrap()];
+        let mut wr = SendWr::send(2, &sge).signaled(true).to(to, qp_num, qkey);
+        // SAFETY: as in `send`.
+        unsafe { self.qp.post_send(&mut wr) }.unwrap();
+    }
+
+    /// The next completion.
+    pub(crate) fn completion(&mut self) -> WorkCompletion {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut entry = [MaybeUninit::uninit(); 1];
+            if let [wc] = self.cq.poll(&mut entry).unwrap() {
+                return *wc;
+            }
+            assert!(Instant::now() < until, "no completion");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    pub(crate) fn expect_sent(&mut self) {
+        let wc = self.completion();
+        assert_eq!((wc.wr_id(), wc.status()), (2, WcStatus::Success));
+    }
+
+    /// Whether a completion is there, without waiting.
+    pub(crate) fn has_completion(&mut self) -> bool {
+        let mut entry = [MaybeUninit::uninit(); 1];
+        !self.cq.poll(&mut entry).unwrap().is_empty()
+    }
+
+    /// What the inbox received.
+    pub(crate) fn expect_received(&mut self) -> Vec<u8> {
+        let wc = self.completion();
+        assert_eq!((wc.wr_id(), wc.status()), (1, WcStatus::Success));
+        let len = wc.success().unwrap().byte_len() as usize;
+        self.inbox[..len].to_vec()
+    }
+}
+
+/// The active side, up to where the request is out.
+pub(crate) fn begin(connector: Connector, param: &ConnParam) -> (End, Connecting) {
+    let mut resolved = connector.resolve().unwrap();
+    let mut end = prepare(&mut resolved);
+    let connecting = resolved.connect(&mut end.qp, param).unwrap();
+    (end, connecting)
+}
+
+pub(crate) fn prepare(resolved: &mut Resolved) -> End {
+    let mut end = End::new(&resolved.context());
+    resolved.init_qp(&mut end.qp).unwrap();
+    end.post_recv();
+    end
+}
+
+/// The passive side: accepts with a receive posted.
+pub(crate) fn accept(mut request: Request, param: &ConnParam) -> (End, Connection) {
+    let mut end = End::new(&request.context());
+    request.init_qp(&mut end.qp).unwrap();
+    end.post_recv();
+    let connection = request.accept(&mut end.qp, param).unwrap();
+    (end, connection)
+}
+
+/// A connection, both ends.
+pub(crate) fn pair(listener: &Listener) -> ((End, Connection), (End, Connection)) {
+    pair_by(
+        listener,
+        connector(listener),
+        &ConnParam::default(),
+        &ConnParam::default(),
+    )
+}
+
+pub(crate) fn pair_by(
+    listener: &Listener,
+    connector: Connector,
+    ours: &ConnParam,
+    theirs: &ConnParam,
+) -> ((End, Connection), (End, Connection)) {
+    let (mut end, connecting) = begin(connector, ours);
+    let passive = accept(listener.accept(soon()).unwrap(), theirs);
+    let connection = connecting.wait(&mut end.qp).unwrap();
+    ((end, connection), passive)
+}
+
+pub(crate) fn run(command: &str) -> String {
+    let out = Command::new("sh").args(["-c", command]).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(
+        out.status.success(),
+        "{command}: {}{}",
+        text,
+        String::from_utf8_lossy(&out.stderr)
+    );
+    text
+}
+
+/// A fault of the wire that ends when this drops.
+pub(crate) struct Fault {
+    cure: &'static str,
+}
+
+impl Fault {
+    /// Every packet is lost, both ways.
+    pub(crate) fn black_hole() -> Self {
+        run("for v in v0 v1; do tc qdisc add dev $v root netem loss 100%; done");
+        Self {
+            cure: "for v in v0 v1; do tc qdisc del dev $v root; done",
+        }
+    }
+
+    /// The cable is pulled.
+    pub(crate) fn link_down() -> Self {
+        run("ip link set v0 down");
+        Self { cure: LINK_UP }
+    }
+}
+
+/// Bringing a link up again brings back neither its IPv6 addresses nor the lab's routes.
+const LINK_UP: &str = "ip link set v0 up";
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        run(self.cure);
+    }
+}
+
+/// How many file descriptors this process has open.
+pub(crate) fn open_fds() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What the kernel holds of RDMA objects, over all devices.
+pub(crate) fn rdma_objects() -> String {
+    run("rdma resource show")
+}
+
+/// The kernel's hardware counters of that name, summed over the lab's devices.
+pub(crate) fn counter(name: &str) -> u64 {
+    ["rxe0", "rxe1"]
+        .iter()
+        .map(|device| format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}"))
+        .map(|path| {
+            std::fs::read_to_string(path)
+                .unwrap()
+                .trim()
+                .parse::<u64>()
+                .unwrap()
+        })
+        .sum()
+}
