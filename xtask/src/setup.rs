@@ -1,0 +1,414 @@
+//! What the workspace needs from the system, and its installation.
+//!
+//! Each need is looked for by what it provides (a header, a program), not by its package, so that a system
+//! that has it in another way passes. What is missing is installed on Debian and Ubuntu, after asking.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What is going to be done, which decides what is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Compile the workspace.
+    Build,
+    /// Boot the lab.
+    Lab,
+    /// Run the tests against other RDMA programs.
+    Test,
+}
+
+/// Whether the user agrees to changes of the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Consent {
+    /// Given beforehand, by `--yes` or `CI=true`.
+    Given,
+    /// To be asked for.
+    Ask,
+}
+
+impl Consent {
+    pub(crate) fn new(yes: bool) -> Consent {
+        if yes || is_ci() {
+            Consent::Given
+        } else {
+            Consent::Ask
+        }
+    }
+}
+
+/// Whether this runs in continuous integration, where nobody can answer.
+pub(crate) fn is_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| value == "true")
+}
+
+/// Installs what is missing for the purposes.
+///
+/// # Errors
+/// If something is missing and cannot be installed, or the user does not agree. The message has the names of
+/// the packages.
+pub(crate) fn ensure_installed(purposes: &[Purpose], consent: Consent) -> Result<()> {
+    let missing: Vec<&Need> = NEEDS
+        .iter()
+        .filter(|need| {
+            need.purposes
+                .iter()
+                .any(|purpose| purposes.contains(purpose))
+        })
+        .filter(|need| !(need.found)())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for need in &missing {
+        eprintln!("setup: missing: {}", need.what);
+    }
+    let packages = packages_of(&missing)?;
+    install(&packages, consent)?;
+    let still: Vec<&str> = missing
+        .iter()
+        .filter(|need| !(need.found)())
+        .map(|need| need.what)
+        .collect();
+    ensure!(
+        still.is_empty(),
+        "still missing after the installation: {}",
+        still.join(", ")
+    );
+    Ok(())
+}
+
+/// Fetches apt's lists of packages, if that is possible without asking for more than was agreed to.
+pub(crate) fn update_lists() -> Result<()> {
+    eprintln!("setup: apt-get update");
+    apt_get(&["update"])
+}
+
+// ---- what is needed --------------------------------------------------------------------------------
+
+/// One thing that the system must provide.
+struct Need {
+    what: &'static str,
+    purposes: &'static [Purpose],
+    found: fn() -> bool,
+    /// The packages that provide it on Debian and Ubuntu; the first that is offered is taken.
+    debian: &'static [&'static str],
+}
+
+const NEEDS: &[Need] = &[
+    Need {
+        what: "the headers of libibverbs",
+        purposes: &[Purpose::Build],
+        found: || header("infiniband/verbs.h"),
+        debian: &["libibverbs-dev"],
+    },
+    Need {
+        what: "the headers of librdmacm",
+        purposes: &[Purpose::Build],
+        found: || header("rdma/rdma_cma.h"),
+        debian: &["librdmacm-dev"],
+    },
+    Need {
+        what: "pkg-config",
+        purposes: &[Purpose::Build],
+        found: || program("pkg-config"),
+        debian: &["pkg-config"],
+    },
+    Need {
+        what: "libclang 14 or 15 (rdma-sys 0.3 fails with newer ones)",
+        purposes: &[Purpose::Build],
+        found: || !matches!(Libclang::here(), Libclang::Missing | Libclang::TooNew),
+        debian: &["libclang-14-dev", "libclang-15-dev"],
+    },
+    Need {
+        what: "QEMU for x86",
+        purposes: &[Purpose::Lab],
+        found: || program("qemu-system-x86_64"),
+        debian: &["qemu-system-x86"],
+    },
+    Need {
+        what: "a static busybox",
+        purposes: &[Purpose::Lab],
+        found: || crate::lab::has_busybox(),
+        debian: &["busybox-static"],
+    },
+    Need {
+        what: "ip, tc and rdma of iproute2",
+        purposes: &[Purpose::Lab],
+        found: || ["ip", "tc", "rdma"].iter().all(|name| program(name)),
+        debian: &["iproute2"],
+    },
+    Need {
+        what: "the user-space driver of soft-RoCE",
+        purposes: &[Purpose::Lab],
+        found: || Path::new("/etc/libibverbs.d/rxe.driver").exists(),
+        debian: &["ibverbs-providers"],
+    },
+    Need {
+        what: "xz",
+        purposes: &[Purpose::Lab],
+        found: || program("xz"),
+        debian: &["xz-utils"],
+    },
+    Need {
+        what: "rping and its like",
+        purposes: &[Purpose::Test],
+        found: || program("rping"),
+        debian: &["rdmacm-utils"],
+    },
+];
+
+fn header(name: &str) -> bool {
+    Path::new("/usr/include").join(name).exists()
+}
+
+/// Whether a program can be found, in the folders of the system's administrator too.
+pub(crate) fn program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(system)
+        .any(|folder| folder.join(name).is_file())
+}
+
+// ---- libclang --------------------------------------------------------------------------------------
+
+/// What bindgen 0.59, which rdma-sys 0.3 uses, finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Libclang {
+    /// The one that would be taken works, or the user has chosen one with `LIBCLANG_PATH`.
+    Good,
+    /// A newer one would be taken; this folder has one that works.
+    Beside(PathBuf),
+    /// There are only newer ones.
+    TooNew,
+    Missing,
+}
+
+/// The first version of libclang that bindgen 0.59 cannot read.
+const TOO_NEW: u32 = 16;
+
+impl Libclang {
+    pub(crate) fn here() -> Libclang {
+        if std::env::var_os("LIBCLANG_PATH").is_some() {
+            return Libclang::Good;
+        }
+        let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+        let installed = folders.filter_map(|entry| {
+            let version = entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("llvm-")?
+                .parse()
+                .ok()?;
+            let folder = entry.path().join("lib");
+            has_libclang(&folder).then_some((version, folder))
+        });
+        Libclang::choose(installed.collect())
+    }
+
+    /// clang-sys takes the newest.
+    fn choose(mut installed: Vec<(u32, PathBuf)>) -> Libclang {
+        installed.sort();
+        let newest = installed.last().map(|(version, _)| *version);
+        let good = installed
+            .into_iter()
+            .rev()
+            .find(|(version, _)| *version < TOO_NEW);
+        match (newest, good) {
+            (None, _) => Libclang::Missing,
+            (Some(newest), _) if newest < TOO_NEW => Libclang::Good,
+            (_, Some((_, folder))) => Libclang::Beside(folder),
+            _ => Libclang::TooNew,
+        }
+    }
+}
+
+fn has_libclang(folder: &Path) -> bool {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    files
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .any(|name| {
+            (name.starts_with("libclang.so") || name.starts_with("libclang-1"))
+                && name.contains(".so")
+        })
+}
+
+// ---- packages --------------------------------------------------------------------------------------
+
+/// The packages to install, of which apt must offer one for each need.
+fn packages_of(missing: &[&Need]) -> Result<Vec<&'static str>> {
+    if !is_debian() {
+        let names: Vec<&str> = missing.iter().map(|need| need.debian[0]).collect();
+        bail!(
+            "this is no Debian or Ubuntu: install what these packages of Debian hold, and run this \
+             again: {}",
+            names.join(" ")
+        );
+    }
+    match choose_offered(missing, &offered()?) {
+        Ok(packages) => Ok(packages),
+        // A new system has no lists yet.
+        Err(_) => {
+            update_lists()?;
+            choose_offered(missing, &offered()?)
+        }
+    }
+}
+
+fn choose_offered(missing: &[&Need], offered: &str) -> Result<Vec<&'static str>> {
+    let offers: Vec<&str> = offered.lines().collect();
+    let choose = |need: &&Need| {
+        let package = need
+            .debian
+            .iter()
+            .find(|package| offers.contains(package))
+            .copied();
+        package.with_context(|| {
+            let names = need.debian.join(" or ");
+            format!(
+                "apt offers no package {names}, which is needed for {}",
+                need.what
+            )
+        })
+    };
+    missing.iter().map(choose).collect()
+}
+
+/// The names of all packages that apt knows, one a line.
+fn offered() -> Result<String> {
+    let output = Command::new("apt-cache")
+        .arg("pkgnames")
+        .output()
+        .context("cannot run apt-cache")?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn is_debian() -> bool {
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    names_debian(&release) && program("apt-get")
+}
+
+fn names_debian(os_release: &str) -> bool {
+    os_release
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .any(|(key, value)| {
+            let mut words = value.trim_matches('"').split(' ');
+            matches!(key, "ID" | "ID_LIKE") && words.any(|word| matches!(word, "debian" | "ubuntu"))
+        })
+}
+
+fn install(packages: &[&str], consent: Consent) -> Result<()> {
+    let list = packages.join(" ");
+    eprintln!("setup: going to install: {list}");
+    if consent == Consent::Ask && !agreed()? {
+        bail!("not installed; to do it yourself: apt-get install {list}");
+    }
+    let mut arguments = vec!["install", "-y", "--no-install-recommends"];
+    arguments.extend(packages);
+    // The lists may name versions that the archive has replaced since.
+    apt_get(&arguments)
+        .or_else(|_| {
+            update_lists()?;
+            apt_get(&arguments)
+        })
+        .with_context(|| format!("to install them yourself: apt-get install {list}"))
+}
+
+fn agreed() -> Result<bool> {
+    if !io::stdin().is_terminal() {
+        eprintln!("setup: no terminal to ask on: say --yes to agree");
+        return Ok(false);
+    }
+    eprint!("setup: go on? [y/N] ");
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// Runs apt-get with the rights to change the system, its output on standard error.
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    let mut command = as_root("apt-get")?;
+    let status = command
+        .args(arguments)
+        .stdout(Stdio::from(io::stderr()))
+        .status()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(status.success(), "apt-get {} failed", arguments[0]);
+    Ok(())
+}
+
+/// A command with the rights of root.
+///
+/// # Errors
+/// If this is not root and there is no sudo.
+pub(crate) fn as_root(name: &str) -> Result<Command> {
+    if is_root() {
+        let mut command = Command::new(name);
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        return Ok(command);
+    }
+    if !program("sudo") {
+        bail!("this needs root's rights, and there is no sudo");
+    }
+    let mut command = Command::new("sudo");
+    if !io::stdin().is_terminal() {
+        command.arg("-n"); // fails instead of asking for a password
+    }
+    command.args(["env", "DEBIAN_FRONTEND=noninteractive", name]);
+    Ok(command)
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn versions(installed: &[u32]) -> Vec<(u32, PathBuf)> {
+        installed
+            .iter()
+            .map(|v| (*v, PathBuf::from(format!("/usr/lib/llvm-{v}/lib"))))
+            .collect()
+    }
+
+    #[test]
+    fn an_old_libclang_is_chosen_beside_a_new_one() {
+        assert_eq!(Libclang::choose(versions(&[14])), Libclang::Good);
+        assert_eq!(Libclang::choose(versions(&[])), Libclang::Missing);
+        assert_eq!(Libclang::choose(versions(&[16, 19])), Libclang::TooNew);
+        let beside = Libclang::Beside("/usr/lib/llvm-15/lib".into());
+        assert_eq!(Libclang::choose(versions(&[14, 15, 16])), beside);
+    }
+
+    #[test]
+    fn relatives_of_debian_are_recognised() {
+        assert!(names_debian("NAME=\"Debian GNU/Linux\"\nID=debian\n"));
+        assert!(names_debian("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n"));
+        assert!(!names_debian("ID=fedora\nNAME=\"not debian\"\n"));
+    }
+
+    #[test]
+    fn the_first_package_on_offer_is_taken_for_each_need() {
+        let need = Need {
+            what: "x",
+            purposes: &[],
+            found: || false,
+            debian: &["libclang-14-dev", "libclang-15-dev"],
+        };
+        let both = "libclang-15-dev\nlibclang-14-dev\n";
+        assert_eq!(choose_offered(&[&need], both).unwrap(), ["libclang-14-dev"]);
+        assert_eq!(
+            choose_offered(&[&need], "libclang-15-dev\n").unwrap(),
+            ["libclang-15-dev"]
+        );
+        assert!(choose_offered(&[&need], "libclang-16-dev\n").is_err());
+    }
+}
