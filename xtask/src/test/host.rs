@@ -1,0 +1,132 @@
+//! The tests that run on this machine.
+
+use super::Tally;
+use super::libtest::Report;
+use crate::cargo::Executable;
+use anyhow::{Context, Result};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// An executable that is silent for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Runs these tests of one executable.
+pub(crate) fn run(executable: &Executable, names: &[&str], tally: &mut Tally) -> Result<()> {
+    println!("\nhost: {}", executable.label);
+    let mut command = Command::new(&executable.path);
+    command
+        .arg("--exact")
+        .args(names)
+        .current_dir(&executable.folder)
+        .env("CARGO_MANIFEST_DIR", &executable.folder);
+    let run = follow(command)?;
+    let report = Report::read(&run.output);
+    tally.passed += report.passed.len();
+    for name in names {
+        if report.failed.iter().any(|failed| failed == name) {
+            tally.fail(format!("host: {} {name}", executable.label));
+        } else if !report.passed.iter().any(|passed| passed == name) {
+            tally.fail(format!(
+                "host: {} {name}: no result: {}",
+                executable.label, run.end
+            ));
+        }
+    }
+    if names
+        .iter()
+        .all(|name| report.passed.iter().any(|passed| passed == name))
+        && !run.success
+    {
+        tally.fail(format!(
+            "host: {}: all tests passed, but: {}",
+            executable.label, run.end
+        ));
+    }
+    Ok(())
+}
+
+/// Runs a command that drives test executables by itself (doc tests, Miri) and counts what it prints.
+pub(crate) fn run_all(what: &str, command: Command, tally: &mut Tally) -> Result<()> {
+    println!("\n{what}");
+    let run = follow(command)?;
+    let report = Report::read(&run.output);
+    tally.passed += report.passed.len();
+    for name in &report.failed {
+        tally.fail(format!("{what}: {name}"));
+    }
+    for (name, reason) in &report.ignored {
+        tally.skip(format!("{what}: {name}: {reason}"));
+    }
+    if !run.success && report.failed.is_empty() {
+        tally.fail(format!("{what}: {}", run.end));
+    }
+    Ok(())
+}
+
+/// A command that has run.
+struct Run {
+    output: String,
+    success: bool,
+    /// How it ended, in words.
+    end: String,
+}
+
+/// Shows and keeps what the command prints, and stops it when it has been silent for too long.
+fn follow(mut command: Command) -> Result<Run> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let (send, lines) = mpsc::channel();
+    let stdout = child.stdout.take().context("no standard output")?;
+    thread::spawn(move || {
+        let mut reader = BufReader::new(stdout);
+        let mut line = Vec::new();
+        while let Ok(1..) = reader.read_until(b'\n', &mut line) {
+            if send
+                .send(String::from_utf8_lossy(&line).into_owned())
+                .is_err()
+            {
+                return;
+            }
+            line.clear();
+        }
+    });
+    let mut output = String::new();
+    loop {
+        match lines.recv_timeout(PATIENCE) {
+            Ok(line) => {
+                print!("{line}");
+                output.push_str(&line);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                kill_group(&child);
+                child.wait()?;
+                let end = format!("silent for {} s: killed", PATIENCE.as_secs());
+                return Ok(Run {
+                    output,
+                    success: false,
+                    end,
+                });
+            }
+        }
+    }
+    let status = child.wait()?;
+    Ok(Run {
+        output,
+        success: status.success(),
+        end: status.to_string(),
+    })
+}
+
+fn kill_group(child: &Child) {
+    let group = format!("-{}", child.id());
+    let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+}

@@ -1,0 +1,94 @@
+//! Tests that look at the same code through other eyes: AddressSanitizer and Miri.
+//!
+//! Both need the nightly toolchain; without it they are skipped, and counted as skipped.
+
+use super::Tally;
+use super::host;
+use super::suite::{Place, Suite};
+use crate::cargo::{self, nightly_cargo};
+use crate::workspace;
+use anyhow::{Result, ensure};
+use std::process::Command;
+
+/// What Miri runs: it cannot call the C libraries, so only what stays in Rust. A package, and filters of which a
+/// test's name must contain one; none means all.
+const MIRI: &[(&str, &[&str])] = &[("rdma-msg", &["tracker::", "lifecycle::"])];
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Runs the host's tests of executables built with AddressSanitizer.
+pub(crate) fn address(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
+    let Some(mut command) = nightly_cargo() else {
+        skip("AddressSanitizer", tally);
+        return Ok(());
+    };
+    println!("\nAddressSanitizer");
+    command.args([
+        "test",
+        "--workspace",
+        "--exclude",
+        "xtask",
+        "--no-run",
+        "--tests",
+        "--lib",
+    ]);
+    command
+        .args(["--target", TARGET])
+        .env("RUSTFLAGS", "-Zsanitizer=address");
+    command.env("CARGO_TARGET_DIR", workspace::target().join("asan"));
+    let mut suite = Suite::of(cargo::build(command)?)?;
+    if let Some(filter) = filter {
+        suite.retain(filter);
+    }
+    suite.tests.retain(|test| test.place == Place::Host);
+    for test in &mut suite.tests {
+        test.executable.label.insert_str(0, "AddressSanitizer ");
+    }
+    for (executable, names) in suite.on_host() {
+        host::run(executable, &names, tally)?;
+    }
+    Ok(())
+}
+
+/// Runs the listed tests under Miri.
+pub(crate) fn miri(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
+    if nightly_cargo().is_none() {
+        skip("Miri", tally);
+        return Ok(());
+    }
+    add_components()?;
+    for (package, filters) in MIRI {
+        let Some(mut command) = nightly_cargo() else {
+            return Ok(());
+        };
+        command.args(["miri", "test", "--package", package, "--lib", "--"]);
+        command.args(filter.map_or(filters.to_vec(), |filter| vec![filter]));
+        command.env("CARGO_TARGET_DIR", workspace::target().join("miri"));
+        host::run_all(&format!("Miri {package}"), command, tally)?;
+    }
+    Ok(())
+}
+
+fn add_components() -> Result<()> {
+    let status = Command::new("rustup")
+        .args([
+            "component",
+            "add",
+            "miri",
+            "rust-src",
+            "--toolchain",
+            "nightly",
+        ])
+        .status()?;
+    ensure!(
+        status.success(),
+        "rustup cannot add Miri to the nightly toolchain"
+    );
+    Ok(())
+}
+
+fn skip(what: &str, tally: &mut Tally) {
+    let reason = format!("{what}: no nightly toolchain (rustup toolchain install nightly)");
+    println!("\nskipped: {reason}");
+    tally.skip(reason);
+}
