@@ -2,35 +2,120 @@
 //!
 //! Depends on none of the RDMA crates, so that it builds on a machine where nothing is installed yet.
 
+mod cargo;
 mod lab;
+mod native;
+mod pingpong;
+mod setup;
+mod test;
 mod workspace;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use setup::{Consent, Purpose};
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
+use test::Step;
 
 /// Set-up, lab, ping-pong and tests of this workspace.
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    bin_name = "cargo xtask",
-    disable_help_subcommand = false
-)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
+    /// Agree to what would be asked: installing packages, and with --native loading a module
+    #[arg(long, global = true)]
+    yes: bool,
     #[command(subcommand)]
     task: Task,
 }
 
 #[derive(Subcommand)]
 enum Task {
+    /// Find out what the system lacks, and install it
+    Setup,
+    /// Measure a ping-pong between two RDMA hosts
+    Pingpong(PingPongArgs),
+    /// Run every test where it can run
+    Test(TestArgs),
     /// Run a command where two RDMA hosts exist; without a command, a shell
     Lab(LabArgs),
     /// Process 1 of the lab's guest
     #[command(hide = true)]
     LabInit,
+    /// Run the tests of a plan next to the devices
+    #[command(hide = true)]
+    RxeTests { plan: PathBuf, patience: u64 },
+}
+
+#[derive(Args)]
+struct PingPongArgs {
+    /// The operation that carries the data
+    #[arg(long, value_enum, default_value = "send")]
+    op: Op,
+    /// Message sizes in bytes [default: 64,4096,65536,1048576]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',')]
+    size: Vec<u64>,
+    /// Iterations of each size
+    #[arg(long, value_name = "N")]
+    iters: Option<u64>,
+    /// How to wait for completions
+    #[arg(long, value_enum, default_value = "event")]
+    wait: Wait,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+    /// Use this machine's own device; put soft-RoCE on it if none is up (with --yes)
+    #[arg(long)]
+    native: bool,
+    #[command(flatten)]
+    kernel: KernelArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Op {
+    Send,
+    Write,
+    Read,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Wait {
+    Event,
+    Spin,
+    Hybrid,
+}
+
+#[derive(Args)]
+struct TestArgs {
+    /// Only tests whose title contains this; a title is the crate, the target and the test's name
+    filter: Option<String>,
+    /// Name every test with where it runs, and run none
+    #[arg(long)]
+    list: bool,
+    /// The kernel of the RDMA tests' guest: a series that apt offers, or `both` for 6.1 and 6.12
+    /// [default: both if CI=true, else 6.1]
+    #[arg(long, value_name = "SERIES")]
+    kernel: Option<String>,
+    /// Run the RDMA tests on this machine's own devices
+    #[arg(long, conflicts_with = "kernel")]
+    native: bool,
+    /// Leave the RDMA tests out
+    #[arg(long, group = "steps")]
+    host_only: bool,
+    /// Run the RDMA tests alone
+    #[arg(long, group = "steps")]
+    rxe_only: bool,
+    /// Run the host's tests under AddressSanitizer alone (nightly)
+    #[arg(long, group = "steps")]
+    asan: bool,
+    /// Run tests under Miri alone (nightly)
+    #[arg(long, group = "steps")]
+    miri: bool,
+    /// How long an RDMA test may take, in seconds
+    #[arg(long, value_name = "S", default_value_t = 120)]
+    timeout: u64,
 }
 
 #[derive(Args)]
@@ -52,6 +137,9 @@ struct LabArgs {
     /// A folder of this machine that the command may write to; $LAB_OUT names it in the guest
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// No guest: next to this machine's own device; put soft-RoCE on it if none is up (with --yes)
+    #[arg(long, conflicts_with_all = ["kernel", "kernel_image", "timeout", "icount", "out"])]
+    native: bool,
     /// The command and its arguments
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -59,7 +147,7 @@ struct LabArgs {
 
 #[derive(Args)]
 struct KernelArgs {
-    /// The guest's kernel: the newest of this series that apt offers
+    /// The guest's kernel: the newest of this series that apt offers [default: 6.1]
     #[arg(long, value_name = "SERIES", conflicts_with = "kernel_image")]
     kernel: Option<String>,
     /// The guest's kernel: an image (bzImage) on this machine
@@ -71,21 +159,120 @@ struct KernelArgs {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().task {
-        Task::Lab(args) => args.run(),
+    let cli = Cli::parse();
+    let consent = Consent::new(cli.yes);
+    let (result, on_error) = match cli.task {
+        Task::Setup => (set_up(consent), 1),
+        Task::Pingpong(args) => (args.run(consent), 1),
+        Task::Test(args) => (args.run(consent), 1),
+        // 125 as docker and timeout have it: not a status of the command.
+        Task::Lab(args) => (args.run(consent), 125),
         Task::LabInit => lab::init::main(),
+        Task::RxeTests { plan, patience } => (
+            test::rxe::run(&plan, Duration::from_secs(patience)).map(|()| 0),
+            1,
+        ),
     };
     match result {
         Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(on_error)
+        }
+    }
+}
+
+fn set_up(consent: Consent) -> Result<i32> {
+    setup::ensure_installed(&[Purpose::Build, Purpose::Lab, Purpose::Test], consent)?;
+    eprintln!("setup: nothing is missing");
+    Ok(0)
+}
+
+/// As a shell gives it: 128 and the signal's number for a process that was killed.
+fn exit_status(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+}
+
+impl PingPongArgs {
+    fn run(self, consent: Consent) -> Result<i32> {
+        let options = self.options();
+        let kernel = self.kernel.source();
+        pingpong::PingPong {
+            options,
+            kernel,
+            native: self.native,
+            consent,
+        }
+        .run()
+    }
+
+    fn options(&self) -> Vec<OsString> {
+        let name = |value: clap::builder::PossibleValue| value.get_name().to_owned();
+        let mut options: Vec<String> = Vec::new();
+        let op = self.op.to_possible_value().map(name).unwrap_or_default();
+        let wait = self.wait.to_possible_value().map(name).unwrap_or_default();
+        options.extend(["--op".to_owned(), op, "--wait".to_owned(), wait]);
+        for size in &self.size {
+            options.extend(["--size".to_owned(), size.to_string()]);
+        }
+        if let Some(iters) = self.iters {
+            options.extend(["--iters".to_owned(), iters.to_string()]);
+        }
+        if self.json {
+            options.push("--json".to_owned());
+        }
+        options.into_iter().map(OsString::from).collect()
+    }
+}
+
+impl TestArgs {
+    fn run(self, consent: Consent) -> Result<i32> {
+        let run = test::Run {
+            steps: self.steps(),
+            kernels: self.kernels(),
+            native: self.native,
+            patience: Duration::from_secs(self.timeout),
+            consent,
+            filter: self.filter,
+        };
+        if self.list { run.list() } else { run.run() }
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        if self.host_only {
+            vec![Step::Host]
+        } else if self.rxe_only {
+            vec![Step::Rxe]
+        } else if self.asan {
+            vec![Step::AddressSanitizer]
+        } else if self.miri {
+            vec![Step::Miri]
+        } else if setup::is_ci() {
+            vec![Step::Host, Step::AddressSanitizer, Step::Miri, Step::Rxe]
+        } else {
+            vec![Step::Host, Step::Rxe]
+        }
+    }
+
+    fn kernels(&self) -> Vec<Option<String>> {
+        let both = || vec![Some("6.1".to_owned()), Some("6.12".to_owned())];
+        match self.kernel.as_deref() {
+            Some("both") => both(),
+            Some(series) => vec![Some(series.to_owned())],
+            None if setup::is_ci() => both(),
+            None => vec![None],
         }
     }
 }
 
 impl LabArgs {
-    fn run(self) -> Result<i32> {
+    fn run(self, consent: Consent) -> Result<i32> {
+        if self.native {
+            return native::run(&self.command, consent);
+        }
+        setup::ensure_installed(&[Purpose::Lab], consent)?;
         if let Some(out) = &self.out {
             std::fs::create_dir_all(out)?;
         }
@@ -96,10 +283,13 @@ impl LabArgs {
             out: self.out.map(|out| out.canonicalize()).transpose()?,
         };
         let timeout = self.timeout.map(Duration::from_secs);
+        let kernel = self.kernel.source();
         lab::Lab {
-            kernel: self.kernel.source(),
+            kernel,
             shape,
             timeout,
+            silence: None,
+            stdin: true,
         }
         .run(&self.command)
     }
@@ -111,5 +301,41 @@ impl KernelArgs {
             (Some(image), Some(modules)) => lab::Source::Files { image, modules },
             _ => lab::Source::Archive(self.kernel),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_behind_two_dashes_is_the_labs_command() {
+        let cli = Cli::try_parse_from(["xtask", "lab", "--timeout", "3", "--", "sh", "-c", "a b"]);
+        let Task::Lab(args) = cli.unwrap().task else {
+            panic!("not the lab")
+        };
+        assert_eq!(args.command, ["sh", "-c", "a b"]);
+        assert_eq!(args.timeout, Some(3));
+    }
+
+    #[test]
+    fn sizes_may_be_repeated_or_listed() {
+        let words = [
+            "xtask", "pingpong", "--size", "64,128", "--size", "1", "--json",
+        ];
+        let Task::Pingpong(args) = Cli::try_parse_from(words).unwrap().task else {
+            panic!("not the ping-pong")
+        };
+        let options = args.options();
+        assert_eq!(
+            options[4..],
+            ["--size", "64", "--size", "128", "--size", "1", "--json"]
+        );
     }
 }

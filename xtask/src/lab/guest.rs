@@ -163,11 +163,14 @@ impl Drop for Guest {
     }
 }
 
-/// Kills the guest from another thread than the one that owns it.
-pub(crate) fn kill(pid: u32) {
-    // SAFETY: kill(2) takes no pointers. The process is our child and is not waited for before the handler that
-    // calls this has been told of another, so the number cannot have been given to a stranger.
-    unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+/// Ends the guest from another thread than the one that owns it, before this process exits.
+pub(crate) fn end(pid: u32) {
+    let pid = pid as libc::pid_t;
+    // SAFETY: kill(2) takes no pointers. If the owner has waited for the process already, the call fails: the
+    // number cannot have been given to another process of ours in between, and this process exits next.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    // SAFETY: waitpid(2) accepts null for the status.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
 }
 
 const QEMU: &str = "qemu-system-x86_64";

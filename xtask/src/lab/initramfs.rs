@@ -42,7 +42,7 @@ read -r init < /init.path
 exec $b switch_root /root "$init" lab-init
 "#;
 
-fn busybox() -> Result<&'static Path> {
+pub(crate) fn busybox() -> Result<&'static Path> {
     let found = ["/bin/busybox", "/usr/bin/busybox"]
         .iter()
         .map(Path::new)

@@ -35,6 +35,10 @@ pub(crate) struct Lab {
     pub(crate) shape: Shape,
     /// How long the command may take, counted from its start.
     pub(crate) timeout: Option<Duration>,
+    /// How long the command may write nothing before the guest is taken for dead.
+    pub(crate) silence: Option<Duration>,
+    /// Whether the command reads this process's standard input; otherwise it finds an empty one.
+    pub(crate) stdin: bool,
 }
 
 /// The guest's hardware.
@@ -106,7 +110,7 @@ impl Lab {
             None
         };
         ended.restore_at_end(raw.as_ref());
-        feed(&guest, on_terminal)?;
+        feed(&guest, self.stdin, on_terminal)?;
         let result = self.follow(&mut guest, output);
         drop(raw);
         result
@@ -150,19 +154,26 @@ impl Lab {
 
     /// Passes on what the command writes until it ends or its time is over.
     fn follow(&self, guest: &mut Guest, output: &mut dyn Output) -> Result<i32> {
-        let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
+        let end = self.timeout.map(|timeout| Instant::now() + timeout);
         loop {
+            let silent = self.silence.map(|silence| Instant::now() + silence);
+            let deadline = [end, silent].into_iter().flatten().min();
             match guest.receive(deadline)? {
                 Some(Frame::Stdout(bytes)) => output.stdout(&bytes)?,
                 Some(Frame::Stderr(bytes)) => output.stderr(&bytes)?,
                 Some(Frame::Exit(status)) => return Ok(status),
                 Some(Frame::Failed(text)) => bail!("{text}"),
                 Some(other) => bail!("the guest sent {other:?}"),
-                None => {
+                None if end.is_some_and(|end| end <= Instant::now()) => {
                     let seconds = self.timeout.unwrap_or_default().as_secs();
                     eprintln!("lab: the command was not over after {seconds} s: guest killed");
                     return Ok(TIMED_OUT);
                 }
+                None => bail!(
+                    "the guest was silent for {} s: killed\n{}",
+                    self.silence.unwrap_or_default().as_secs(),
+                    guest.last_words()
+                ),
             }
         }
     }
@@ -170,6 +181,11 @@ impl Lab {
 
 /// Where the guest sees the folder given with `--out`.
 const OUT_FOLDER: &str = "/run/lab/out";
+
+/// Whether the initramfs can have what it needs of this machine.
+pub(crate) fn has_busybox() -> bool {
+    initramfs::busybox().is_ok()
+}
 
 /// Takes what a command writes.
 pub(crate) trait Output {
@@ -287,7 +303,10 @@ fn begin(guest: &mut Guest, job: Job) -> Result<String> {
 }
 
 /// Starts the thread that passes standard input on, and for a terminal the one that passes its size on.
-fn feed(guest: &Guest, on_terminal: bool) -> Result<()> {
+fn feed(guest: &Guest, stdin: bool, on_terminal: bool) -> Result<()> {
+    if !stdin {
+        return Ok(Frame::StdinEnd.write_to(&mut guest.line()?)?);
+    }
     let line = Arc::new(Mutex::new(guest.line()?));
     if on_terminal {
         let line = line.clone();
@@ -404,7 +423,7 @@ impl Interrupt {
 impl Ending {
     fn end(&self) {
         if let Some(pid) = self.guest {
-            guest::kill(pid);
+            guest::end(pid);
         }
         if let Some(settings) = &self.terminal {
             settings.apply();
