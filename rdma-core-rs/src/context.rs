@@ -7,9 +7,11 @@ use std::ffi::CStr;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::net::Ipv6Addr;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
+use crate::async_event::AsyncEvents;
 use crate::attr::{DeviceAttr, PortAttr};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -192,11 +194,28 @@ impl Context {
         Ok(u16::from_be(pkey))
     }
 
+    /// The stream of the device's asynchronous events. Its descriptor is made non-blocking.
+    ///
+    /// # Errors
+    /// [`Call`](Error::Call) naming `fcntl`.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn async_events(&self) -> Result<AsyncEvents> {
+        AsyncEvents::new(self)
+    }
+
     /// How many completion vectors the device has.
     pub fn num_comp_vectors(&self) -> u32 {
         // SAFETY: the context is open; the field does not change.
         let vectors = unsafe { (*self.inner.verbs.as_ptr()).num_comp_vectors };
         u32::try_from(vectors).unwrap_or(0)
+    }
+
+    /// The descriptor that is readable when there is an asynchronous event.
+    pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open; the field does not change.
+        let fd = unsafe { (*self.inner.verbs.as_ptr()).async_fd };
+        // SAFETY: the descriptor belongs to the context, which stays open while `self` lives.
+        unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
     /// Refuses to go on in a child of the process that opened the device.

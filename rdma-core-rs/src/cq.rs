@@ -7,7 +7,8 @@ use std::io;
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::slice;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::comp_channel::{CompletionChannel, CqEvents};
 use crate::context::Context;
@@ -45,6 +46,9 @@ struct Inner {
     cq: NonNull<sys::ibv_cq>,
     /// The context of `cq` in C, which points here.
     events: Arc<CqEvents>,
+    capacity: AtomicU32,
+    /// Held while the queue is resized, which changes its capacity in C.
+    resizing: Mutex<()>,
     channel: Option<CompletionChannel>,
     context: Context,
 }
@@ -85,8 +89,7 @@ impl CompletionQueue {
         comp_vector: u32,
     ) -> Result<CompletionQueue> {
         context.check_process()?;
-        error::at_least("cqe", cqe.into(), 1)?;
-        error::at_most("cqe", cqe.into(), context.device_attr()?.max_cqe.into())?;
+        check_cqe(context, cqe)?;
         let last_vector = context.num_comp_vectors().saturating_sub(1);
         error::at_most("comp_vector", comp_vector.into(), last_vector.into())?;
         if channel.is_some_and(|channel| !channel.context().is_same_device(context)) {
@@ -108,14 +111,17 @@ impl CompletionQueue {
             )
         };
         let cq = sys::check_null("ibv_create_cq", cq)?;
-        let (channel, context) = (channel.cloned(), context.clone());
+        let inner = Inner {
+            cq,
+            events,
+            // SAFETY: the queue was just made and is ours.
+            capacity: AtomicU32::new(unsafe { capacity(cq) }),
+            resizing: Mutex::new(()),
+            channel: channel.cloned(),
+            context: context.clone(),
+        };
         Ok(CompletionQueue {
-            inner: Arc::new(Inner {
-                cq,
-                events,
-                channel,
-                context,
-            }),
+            inner: Arc::new(inner),
         })
     }
 
@@ -157,10 +163,58 @@ impl CompletionQueue {
     }
 
     /// How many completions it holds: at least what was asked for.
+    #[inline]
     pub fn capacity(&self) -> u32 {
-        // SAFETY: `self` keeps the queue alive; the field is an integer.
-        let cqe = unsafe { (*self.inner.cq.as_ptr()).cqe };
-        u32::try_from(cqe).unwrap_or(0)
+        self.inner.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Makes it hold at least `cqe` completions; those in it stay.
+    ///
+    /// # Errors
+    /// - [`Config`](Error::Config) naming `cqe`, if it is 0 or above the device's `max_cqe`.
+    /// - [`NotSupported`](Error::NotSupported) if the device cannot.
+    /// - [`Call`](Error::Call) naming `ibv_resize_cq`: `EINVAL` if more completions are in it.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        self.inner.context.check_process()?;
+        check_cqe(&self.inner.context, cqe)?;
+        let gate = self
+            .inner
+            .resizing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let cq = self.inner.cq.as_ptr();
+        // SAFETY: `self` keeps the queue alive; providers lock it against polls.
+        let ret = unsafe { sys::ibv_resize_cq(cq, cqe as i32) };
+        sys::check("ibv_resize_cq", ret)
+            .map_err(|error| error.or_not_supported("resizing a completion queue"))?;
+        // SAFETY: `self` keeps the queue alive, and with the lock held nobody resizes it.
+        let capacity = unsafe { capacity(self.inner.cq) };
+        self.inner.capacity.store(capacity, Ordering::Relaxed);
+        drop(gate);
+        Ok(())
+    }
+
+    /// Makes the device hold events back until `count` completions have come, or `period_us` have
+    /// passed since the first of them.
+    ///
+    /// # Errors
+    /// [`NotSupported`](Error::NotSupported) if the device cannot; [`Call`](Error::Call) naming
+    /// `ibv_modify_cq` for anything else.
+    #[doc(alias = "ibv_modify_cq")]
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<()> {
+        self.inner.context.check_process()?;
+        let mut attr = sys::ibv_modify_cq_attr {
+            attr_mask: sys::ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0,
+            moderate: sys::ibv_moderate_cq {
+                cq_count: count,
+                cq_period: period_us,
+            },
+        };
+        // SAFETY: `self` keeps the queue alive; `attr` is a local.
+        let ret = unsafe { sys::modify_cq(self.inner.cq.as_ptr(), &raw mut attr) };
+        sys::check("ibv_modify_cq", ret)
+            .map_err(|error| error.or_not_supported("moderating a completion queue"))
     }
 
     /// The device context it was created on.
@@ -188,6 +242,19 @@ impl CompletionQueue {
     pub(crate) fn id(&self) -> u64 {
         self.inner.events.cq_id
     }
+}
+
+fn check_cqe(context: &Context, cqe: u32) -> Result<()> {
+    error::at_least("cqe", cqe.into(), 1)?;
+    error::at_most("cqe", cqe.into(), context.device_attr()?.max_cqe.into())
+}
+
+/// # Safety
+/// `cq` must be alive, and nobody may resize it meanwhile.
+unsafe fn capacity(cq: NonNull<sys::ibv_cq>) -> u32 {
+    // SAFETY: alive by contract; the field only changes when the queue is resized.
+    let cqe = unsafe { (*cq.as_ptr()).cqe };
+    u32::try_from(cqe).unwrap_or(0)
 }
 
 #[cold]

@@ -100,6 +100,13 @@ pub enum Error {
         of: &'static str,
     },
 
+    /// Something that needs an object to itself found that it is used elsewhere.
+    #[error("{what} is in use elsewhere")]
+    InUse {
+        /// The object.
+        what: &'static str,
+    },
+
     /// The object was made before a `fork`, and this is the child.
     ///
     /// The device file is shared with the parent, so a call made here would act on the parent's

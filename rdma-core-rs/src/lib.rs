@@ -29,16 +29,20 @@
 
 mod access;
 mod ah;
+mod async_event;
 mod attr;
 mod comp_channel;
 mod context;
 mod cq;
 mod device;
+mod dmabuf;
 mod error;
 mod fd;
 mod fork;
+mod gid;
 mod memory;
 mod mr;
+mod mw;
 mod pd;
 mod qp;
 mod remote;
@@ -51,13 +55,17 @@ mod wr;
 
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector};
+pub use async_event::{AsyncEvent, AsyncEvents, ObjectId};
 pub use attr::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, Mtu, PortAttr, PortState};
 pub use comp_channel::{CompletionChannel, CqEvent};
 pub use context::Context;
 pub use cq::CompletionQueue;
 pub use device::{Device, Guid, NodeType, devices};
+pub use dmabuf::DmaBufRegion;
 pub use error::{Allowed, Error, OutOfRange, Result};
+pub use gid::{GidEntry, GidType};
 pub use memory::Pages;
+pub use mw::MemoryWindow;
 pub use pd::ProtectionDomain;
 pub use qp::attr::{QpAttr, QpState};
 pub use qp::post::{PostError, PostListError};

@@ -7,14 +7,14 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::pd::ProtectionDomain;
-use crate::sys;
+use crate::sys::{self, ibv_rereg_mr_flags};
 
 /// Registered memory. Deregistered first and freed then, with the last owner.
 pub(crate) struct Region {
@@ -85,6 +85,33 @@ impl Region {
 
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         &self.pd
+    }
+
+    pub(crate) fn as_raw(&self) -> NonNull<sys::ibv_mr> {
+        self.mr
+    }
+
+    /// Registers the same memory with other access. The keys may change.
+    ///
+    /// If it fails, the region may have lost its registration; it is then good for dropping only.
+    pub(crate) fn reregister(&mut self, access: Access) -> Result<()> {
+        self.pd.context().check_process()?;
+        let access = access.for_region();
+        let change = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS.0 as i32;
+        let (mr, flags) = (self.mr.as_ptr(), access.bits() as i32);
+        // SAFETY: the region is ours, and with only the access changed neither the domain nor the
+        // address is looked at.
+        let ret =
+            unsafe { sys::ibv_rereg_mr(mr, change, ptr::null_mut(), ptr::null_mut(), 0, flags) };
+        if ret != 0 {
+            return Err(Error::last("ibv_rereg_mr").or_not_supported("re-registration"));
+        }
+        // SAFETY: the region is ours, and `&mut self` means that nobody reads its keys meanwhile.
+        self.lkey = unsafe { (*mr).lkey };
+        // SAFETY: as above.
+        self.rkey = unsafe { (*mr).rkey };
+        self.access = access;
+        Ok(())
     }
 }
 

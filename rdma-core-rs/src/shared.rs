@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::access::Access;
-use crate::error::{OutOfRange, Result};
+use crate::error::{Error, OutOfRange, Result};
 use crate::memory::{Memory, Pages};
 use crate::mr::Region;
 use crate::pd::ProtectionDomain;
@@ -189,6 +189,26 @@ impl SharedRegion {
         Ok(word
             .compare_exchange(compare, swap, ok, failed)
             .unwrap_or_else(|found| found))
+    }
+
+    /// Changes what the peers may do, without moving the memory. Both keys may change.
+    ///
+    /// # Errors
+    /// - [`InUse`](Error::InUse) if there is another handle or slice of the region. Nothing has
+    ///   changed.
+    /// - [`NotSupported`](Error::NotSupported) if the device cannot. Nothing has changed.
+    /// - [`Call`](Error::Call) naming `ibv_rereg_mr`: unless the errno is `EINVAL`, peers and
+    ///   device may have lost access; drop the region then.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn set_access(&mut self, access: Access) -> Result<()> {
+        let in_use = Error::InUse { what: "the region" };
+        Arc::get_mut(&mut self.region)
+            .ok_or(in_use)?
+            .reregister(access)
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 
     /// The address of `len` bytes at `offset`, if they lie inside.

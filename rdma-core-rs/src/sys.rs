@@ -4,6 +4,8 @@
 //! libibverbs has three conventions (the man page of each function says which). They are turned
 //! into [`Error`] here and nowhere else.
 
+#![allow(unsafe_code)] // looks for the extended operations behind a context
+
 use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
@@ -54,6 +56,44 @@ pub(crate) fn error_of(ret: c_int) -> io::Error {
     } else {
         io::Error::last_os_error()
     }
+}
+
+/// The extended operations that the library keeps in front of a context, if it has any.
+///
+/// rdma-sys looks for them with the wrong marker (`u32::MAX` for C's `UINTPTR_MAX`) and so never
+/// finds them.
+///
+/// # Safety
+/// `context` must be open.
+unsafe fn extended(context: *mut ibv_context) -> Option<*mut verbs_context> {
+    // SAFETY: open by contract; the field does not change.
+    let marker = unsafe { (*context).abi_compat };
+    let offset = std::mem::offset_of!(verbs_context, context);
+    (marker.addr() == usize::MAX).then(|| context.wrapping_byte_sub(offset).cast())
+}
+
+/// `ibv_modify_cq`, which is an inline function in C.
+///
+/// # Safety
+/// `cq` must be a live completion queue, and `attr` valid.
+pub(crate) unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: `cq` is alive by contract, and so is its context.
+    let context = unsafe { (*cq).context };
+    // SAFETY: the context of a live queue is open.
+    let Some(extended) = (unsafe { extended(context) }) else {
+        return libc::EOPNOTSUPP;
+    };
+    // SAFETY: the marker says that the context lies in a verbs_context.
+    let size = unsafe { (*extended).sz };
+    if size < size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, modify_cq) {
+        return libc::EOPNOTSUPP; // a library older than this operation
+    }
+    // SAFETY: the size says that the field is there.
+    let Some(modify_cq) = (unsafe { (*extended).modify_cq }) else {
+        return libc::EOPNOTSUPP;
+    };
+    // SAFETY: the provider's function, with arguments valid by contract.
+    unsafe { modify_cq(cq, attr) }
 }
 
 #[cfg(test)]

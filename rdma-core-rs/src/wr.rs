@@ -45,6 +45,15 @@ impl Sge {
         })
     }
 
+    /// `len` bytes at an address that the device gives a meaning to.
+    pub(crate) fn at(addr: u64, len: u32, lkey: u32) -> Sge {
+        Sge(sys::ibv_sge {
+            addr,
+            length: len,
+            lkey,
+        })
+    }
+
     /// The address of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
@@ -225,6 +234,13 @@ impl<'a> SendWr<'a> {
     #[inline]
     pub fn local_invalidate(wr_id: u64, rkey: u32) -> SendWr<'a> {
         SendWr::new(ibv_wr_opcode::IBV_WR_LOCAL_INV, wr_id, &[], rkey, NO_REMOTE)
+    }
+
+    /// Binds a memory window; see [`MemoryWindow::bind`](crate::MemoryWindow::bind).
+    pub(crate) fn bind_mw(wr_id: u64, bind_mw: sys::bind_mw_t) -> SendWr<'a> {
+        let mut wr = SendWr::new(ibv_wr_opcode::IBV_WR_BIND_MW, wr_id, &[], 0, NO_REMOTE);
+        wr.raw.bind_mw_tso_union = sys::bind_mw_tso_union_t { bind_mw };
+        wr
     }
 
     #[inline]

@@ -8,7 +8,8 @@ use std::ptr;
 
 use crate::access::Access;
 use crate::ah::AddressVector;
-use crate::attr::Mtu;
+use crate::attr::{DeviceAttr, Mtu};
+use crate::error::{self, Result};
 use crate::sys::{self, ibv_qp_attr_mask as bit, ibv_qp_state};
 
 /// The state of a queue pair.
@@ -263,16 +264,85 @@ impl QpAttr {
         (&self.raw, self.mask)
     }
 
+    /// Compares what is set with what verbs and the device allow, field by field.
+    pub(crate) fn check(&self, device: &DeviceAttr) -> Result<()> {
+        let raw = &self.raw;
+        let numbers: [(bit, &'static str, u32, u32); 11] = [
+            (
+                bit::IBV_QP_PKEY_INDEX,
+                "pkey_index",
+                raw.pkey_index.into(),
+                last(device.max_pkeys),
+            ),
+            (
+                bit::IBV_QP_DEST_QPN,
+                "dest_qp_num",
+                raw.dest_qp_num,
+                MAX_24_BITS,
+            ),
+            (bit::IBV_QP_RQ_PSN, "rq_psn", raw.rq_psn, MAX_24_BITS),
+            (bit::IBV_QP_SQ_PSN, "sq_psn", raw.sq_psn, MAX_24_BITS),
+            (
+                bit::IBV_QP_MAX_QP_RD_ATOMIC,
+                "max_rd_atomic",
+                raw.max_rd_atomic.into(),
+                device.max_qp_init_rd_atom,
+            ),
+            (
+                bit::IBV_QP_MAX_DEST_RD_ATOMIC,
+                "max_dest_rd_atomic",
+                raw.max_dest_rd_atomic.into(),
+                device.max_qp_rd_atom,
+            ),
+            (
+                bit::IBV_QP_MIN_RNR_TIMER,
+                "min_rnr_timer",
+                raw.min_rnr_timer.into(),
+                31,
+            ),
+            (bit::IBV_QP_TIMEOUT, "timeout", raw.timeout.into(), 31),
+            (bit::IBV_QP_RETRY_CNT, "retry_cnt", raw.retry_cnt.into(), 7),
+            (bit::IBV_QP_RNR_RETRY, "rnr_retry", raw.rnr_retry.into(), 7),
+            (
+                bit::IBV_QP_PORT,
+                "port",
+                raw.port_num.into(),
+                device.phys_port_cnt.into(),
+            ),
+        ];
+        for (named, field, asked, max) in numbers {
+            if self.has(named) {
+                error::at_most(field, asked.into(), max.into())?;
+            }
+        }
+        if self.has(bit::IBV_QP_PORT) {
+            error::at_least("port", raw.port_num.into(), 1)?;
+        }
+        Ok(())
+    }
+
     /// The state that this would bring the queue pair to, if any.
     pub(crate) fn target(&self) -> Option<QpState> {
-        let sets_state = self.mask & bit::IBV_QP_STATE.0 as i32 != 0;
-        sets_state.then(|| QpState::from_raw(self.raw.qp_state))
+        self.has(bit::IBV_QP_STATE)
+            .then(|| QpState::from_raw(self.raw.qp_state))
+    }
+
+    fn has(&self, named: bit) -> bool {
+        self.mask & named.0 as i32 != 0
     }
 
     fn with(mut self, named: bit) -> QpAttr {
         self.mask |= named.0 as i32;
         self
     }
+}
+
+/// Queue pair numbers and packet numbers have 24 bits on the wire.
+const MAX_24_BITS: u32 = (1 << 24) - 1;
+
+/// The last index of a table of `len` entries.
+fn last(len: u16) -> u32 {
+    u32::from(len).saturating_sub(1)
 }
 
 impl fmt::Debug for QpAttr {

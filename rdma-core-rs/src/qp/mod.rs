@@ -7,11 +7,12 @@ pub(crate) mod post;
 
 use std::fmt;
 use std::mem::{self, MaybeUninit};
+use std::net::Ipv6Addr;
 use std::ptr::{self, NonNull};
 
 use self::attr::{QpAttr, QpState};
 use crate::cq::CompletionQueue;
-use crate::error::{self, Error, Result};
+use crate::error::{self, Allowed, Error, Result};
 use crate::pd::ProtectionDomain;
 use crate::srq::Srq;
 use crate::sys::{self, ibv_qp_attr_mask as mask, ibv_qp_type};
@@ -229,7 +230,8 @@ impl QueuePair {
     /// Creates a queue pair in the reset state.
     ///
     /// # Errors
-    /// - [`Config`](Error::Config) naming the field that is above what the device allows.
+    /// - [`Config`](Error::Config) naming the field that is above what the device allows. Devices
+    ///   do not report their inline limit, so it is found by trying when the creation failed.
     /// - [`Foreign`](Error::Foreign), if a completion queue or the shared receive queue was made
     ///   on another context.
     /// - [`Call`](Error::Call) naming `ibv_create_qp` for anything else.
@@ -238,10 +240,10 @@ impl QueuePair {
         pd.context().check_process()?;
         config.check(pd)?;
         let mut init = config.to_raw();
-        // SAFETY: `pd` and what `config` holds live during the call; `init` is a local that it
-        // may change.
-        let qp = unsafe { sys::ibv_create_qp(pd.as_raw().as_ptr(), &raw mut init) };
-        let qp = sys::check_null("ibv_create_qp", qp)?;
+        let qp = match create(pd, &mut init) {
+            Ok(qp) => qp,
+            Err(error) => return Err(explain(error, pd, config)),
+        };
         // SAFETY: the queue pair was just made and is ours; the field does not change.
         let qp_num = unsafe { (*qp.as_ptr()).qp_num };
         Ok(QueuePair {
@@ -301,11 +303,14 @@ impl QueuePair {
     /// Going to the reset state drops what was posted without completions.
     ///
     /// # Errors
-    /// [`Call`](Error::Call) naming `ibv_modify_qp`: `EINVAL` if the transition is not possible or
-    /// an attribute it needs is missing.
+    /// - [`Config`](Error::Config) naming the attribute that is above what verbs or the device
+    ///   allow.
+    /// - [`Call`](Error::Call) naming `ibv_modify_qp`: `EINVAL` if the transition is not possible
+    ///   or an attribute it needs is missing.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
         self.pd.context().check_process()?;
+        attr.check(self.pd.context().device_attr()?)?;
         let mut raw = attr.clone().raw;
         // SAFETY: `self` keeps the queue pair alive; `raw` is a local.
         let ret = unsafe { sys::ibv_modify_qp(self.qp.as_ptr(), &raw mut raw, attr.mask) };
@@ -337,6 +342,34 @@ impl QueuePair {
     /// As for [`modify`](Self::modify).
     pub fn set_min_rnr_timer(&mut self, code: u8) -> Result<()> {
         self.modify(&QpAttr::new().min_rnr_timer(code))
+    }
+
+    /// Joins a multicast group: datagrams to it are received too. Datagram queue pairs only.
+    ///
+    /// The subnet must route the group here, which the connection manager asks for.
+    ///
+    /// # Errors
+    /// [`Call`](Error::Call) naming `ibv_attach_mcast`.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_mcast(&mut self, gid: Ipv6Addr, lid: u16) -> Result<()> {
+        self.pd.context().check_process()?;
+        let gid = sys::ibv_gid { raw: gid.octets() };
+        // SAFETY: `self` keeps the queue pair alive; `gid` is a local that is only read.
+        let ret = unsafe { sys::ibv_attach_mcast(self.qp.as_ptr(), &raw const gid, lid) };
+        sys::check("ibv_attach_mcast", ret)
+    }
+
+    /// Leaves a multicast group.
+    ///
+    /// # Errors
+    /// [`Call`](Error::Call) naming `ibv_detach_mcast`.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_mcast(&mut self, gid: Ipv6Addr, lid: u16) -> Result<()> {
+        self.pd.context().check_process()?;
+        let gid = sys::ibv_gid { raw: gid.octets() };
+        // SAFETY: `self` keeps the queue pair alive; `gid` is a local that is only read.
+        let ret = unsafe { sys::ibv_detach_mcast(self.qp.as_ptr(), &raw const gid, lid) };
+        sys::check("ibv_detach_mcast", ret)
     }
 
     /// The state it is in. The device moves it to the error state by itself after a failure.
@@ -416,6 +449,54 @@ impl QueuePair {
     pub fn as_raw(&self) -> NonNull<sys::ibv_qp> {
         self.qp
     }
+}
+
+fn create(pd: &ProtectionDomain, init: &mut sys::ibv_qp_init_attr) -> Result<NonNull<sys::ibv_qp>> {
+    // SAFETY: `pd` lives during the call; the queues in `init` are held by the configuration it
+    // was made from, and the call may change `init`.
+    let qp = unsafe { sys::ibv_create_qp(pd.as_raw().as_ptr(), init) };
+    sys::check_null("ibv_create_qp", qp)
+}
+
+/// Finds out whether a queue pair was refused because of what it should carry inline.
+#[cold]
+fn explain(error: Error, pd: &ProtectionDomain, config: &QpConfig) -> Error {
+    let asked = config.max_inline_data;
+    let refused = matches!(error.errno(), Some(libc::EINVAL | libc::ENOMEM));
+    if asked == 0 || !refused || can_create(pd, config, asked) || !can_create(pd, config, 0) {
+        return error;
+    }
+    let (mut good, mut bad) = (0, asked);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if can_create(pd, config, middle) {
+            good = middle
+        } else {
+            bad = middle
+        }
+    }
+    let allowed = Allowed::AtMost(good.into());
+    Error::Config {
+        field: "max_inline_data",
+        asked: asked.into(),
+        allowed,
+    }
+}
+
+/// Whether the queue pair can be made with this much inline data.
+fn can_create(pd: &ProtectionDomain, config: &QpConfig, max_inline_data: u32) -> bool {
+    let mut init = config.to_raw();
+    init.cap.max_inline_data = max_inline_data;
+    let Ok(qp) = create(pd, &mut init) else {
+        return false;
+    };
+    // SAFETY: just made, and known to nobody else.
+    let ret = unsafe { sys::ibv_destroy_qp(qp.as_ptr()) };
+    if let Err(error) = sys::check("ibv_destroy_qp", ret) {
+        log::error!("{error}; a queue pair made for a trial is leaked");
+        mem::forget((pd.clone(), config.clone()));
+    }
+    true
 }
 
 impl Drop for QueuePair {
