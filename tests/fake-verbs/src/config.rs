@@ -1,0 +1,103 @@
+//! How the fake devices behave where real ones differ.
+
+/// When posted work is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// At once, inside the call that makes it possible.
+    Auto,
+    /// Only by [`Fabric::step`](crate::Fabric::step) and [`Fabric::deliver`](crate::Fabric::deliver).
+    Manual,
+}
+
+/// What becomes of a receive posted to a queue pair in the error state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecvInError {
+    /// It is flushed, as the specification says.
+    Flush,
+    /// It stays in the queue for ever, as on rxe.
+    Pend,
+}
+
+/// What the fields of a failed completion hold that are not valid then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFields {
+    /// Zero, so that the opcode reads as a send, as on rxe.
+    Zero,
+    /// A pattern no program can take for a sensible value.
+    Poison,
+}
+
+/// When a slot of the send queue becomes free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendSlots {
+    /// When its completion, or that of a later request, is polled: hardware.
+    FreedByPoll,
+    /// When the request has been executed: rxe.
+    FreedByExecution,
+}
+
+/// What a request to a peer that does not answer comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SilentPeer {
+    /// It fails at once with RETRY_EXC_ERR, as if all retries had run out.
+    Fail,
+    /// It stays in flight until [`Fabric::expire_retries`](crate::Fabric::expire_retries).
+    Wait,
+}
+
+/// The choices; [`Config::default`] is the strict side of each, [`Config::rxe`] the side rxe is on.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Number of devices: fake0 has 10.9.0.1 and fd09::1, fake1 10.9.0.2 and fd09::2, and so on.
+    pub devices: usize,
+    /// When posted work is executed.
+    pub delivery: Delivery,
+    /// Receives posted in the error state.
+    pub recv_in_error: RecvInError,
+    /// Invalid fields of failed completions.
+    pub error_fields: ErrorFields,
+    /// When send slots become free.
+    pub send_slots: SendSlots,
+    /// Requests to peers that do not answer.
+    pub silent_peer: SilentPeer,
+    /// Whether the overrun of a completion queue also moves its queue pairs to the error state and raises QP_FATAL.
+    pub overrun_is_fatal: bool,
+    /// Whether LAST_WQE_REACHED is raised for a queue pair with a shared receive queue that enters the error state.
+    pub last_wqe_event: bool,
+    /// Whether the responder of a refused access raises QP_ACCESS_ERR or QP_REQ_ERR.
+    pub responder_events: bool,
+    /// Bytes that can be registered before ENOMEM, the RLIMIT_MEMLOCK of the fake.
+    pub memlock: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            devices: 2,
+            delivery: Delivery::Auto,
+            recv_in_error: RecvInError::Flush,
+            error_fields: ErrorFields::Poison,
+            send_slots: SendSlots::FreedByPoll,
+            silent_peer: SilentPeer::Fail,
+            overrun_is_fatal: true,
+            last_wqe_event: true,
+            responder_events: true,
+            memlock: usize::MAX,
+        }
+    }
+}
+
+impl Config {
+    /// As soft-RoCE of Linux 6.1 does it.
+    pub fn rxe() -> Self {
+        Self {
+            recv_in_error: RecvInError::Pend,
+            error_fields: ErrorFields::Zero,
+            send_slots: SendSlots::FreedByExecution,
+            overrun_is_fatal: false,
+            last_wqe_event: false,
+            responder_events: false,
+            ..Self::default()
+        }
+    }
+}

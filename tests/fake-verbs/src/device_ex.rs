@@ -1,0 +1,24 @@
+//! The extended device query, for callers that find `verbs_context` by themselves.
+#![allow(unsafe_code)] // an operation of the context, called through a C function pointer
+
+use libc::c_int;
+use rdma_sys::*;
+
+use crate::device::{attributes, write_orig_attr};
+use crate::world::{enter, positive};
+
+/// The `query_device_ex` operation: all extended attributes are zero but the moderation limits.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    positive(enter("ibv_query_device_ex", |w| {
+        let orig = attributes(w.device_of(context)?);
+        // SAFETY: C requires `size` writable bytes at `attr`.
+        unsafe { attr.cast::<u8>().write_bytes(0, size) };
+        write_orig_attr(attr, orig);
+        Ok(())
+    }))
+}
