@@ -61,9 +61,17 @@ fn run(port: &Port, decoder: Decoder, job: Job) -> Result<i32> {
     set_up_network()?;
     set_up_devices()?;
     port.send(&Frame::Ready)?;
-    let running = Running::start(job)?;
-    running.serve(port, decoder)
+    match Running::start(&job) {
+        Ok(running) => running.serve(port, decoder),
+        Err(error) => {
+            port.send(&Frame::Stderr(format!("lab: {error:#}\n").into_bytes()))?;
+            Ok(CANNOT_RUN)
+        }
+    }
 }
+
+/// The status of a command that cannot be started, as a shell gives it.
+const CANNOT_RUN: i32 = 127;
 
 // ---- the machine -----------------------------------------------------------------------------------
 
@@ -128,6 +136,7 @@ fn mount(source: &str, target: &str, kind: &str, options: &str) -> Result<()> {
     }
 }
 
+/// No memory limit, no core files, and a name for the prompt.
 fn raise_limits() {
     let unlimited = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
@@ -136,10 +145,8 @@ fn raise_limits() {
     // SAFETY: the pointer is to a live rlimit on this stack, which setrlimit(2) only reads. It cannot fail
     // for root with a valid resource, and if it did, registering memory would say so.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &unlimited) };
-    let _ = OpenOptions::new()
-        .write(true)
-        .open("/proc/sys/kernel/core_pattern")
-        .and_then(|mut file| file.write_all(b"/dev/null"));
+    let _ = fs::write("/proc/sys/kernel/core_pattern", "/dev/null");
+    let _ = fs::write("/proc/sys/kernel/hostname", "lab");
 }
 
 /// `ip` and `rdma` live in /sbin, which is not in everybody's PATH.
@@ -370,7 +377,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(job: Job) -> Result<Running> {
+    fn start(job: &Job) -> Result<Running> {
         let Some((program, arguments)) = job.argv.split_first() else {
             bail!("no command")
         };

@@ -2,7 +2,8 @@
 //!
 //! Nothing is installed. No version is written down: the packages' names change with every update.
 
-use super::module;
+use super::{image, module};
+use crate::setup;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,18 +41,16 @@ const USUAL_SERIES: &str = "6.1";
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 impl Kernel {
-    /// Finds the kernel, downloading it into `cache` if it is not there.
-    pub(crate) fn prepare(source: &Source, cache: &Path) -> Result<Kernel> {
+    /// Finds the kernel, downloading it into `cache` if it is not there. `scratch` is a folder for this run alone.
+    pub(crate) fn prepare(source: &Source, cache: &Path, scratch: &Path) -> Result<Kernel> {
         match source {
             Source::Archive(series) => {
-                let series = series.as_deref();
-                Kernel::load(&from_archive(series, cache)?)
+                Kernel::load(&from_archive(series.as_deref(), cache, scratch)?)
             }
             Source::Files { image, modules } => {
                 // Made anew each time: the files may have changed since.
-                let folder = cache.join(format!("files-{}", std::process::id()));
-                let _ = fs::remove_dir_all(&folder);
-                unpack(image, modules, &folder)?;
+                let folder = scratch.join("kernel");
+                unpack(image, modules, scratch, &folder)?;
                 Kernel::load(&folder)
             }
         }
@@ -70,13 +69,24 @@ impl Kernel {
 }
 
 /// The folder in the cache that holds the newest kernel of the series.
-fn from_archive(series: Option<&str>, cache: &Path) -> Result<PathBuf> {
+fn from_archive(series: Option<&str>, cache: &Path, scratch: &Path) -> Result<PathBuf> {
     let note = cache.join(format!("newest-{}", series.unwrap_or("usual")));
     if let Some(folder) = noted(&note, cache) {
         return Ok(folder);
     }
-    let offers = offers()?;
-    let package = choose(&offers, series)?;
+    // Lists that are missing or old show in a kernel that is not offered or cannot be fetched.
+    let package = fetch(series, cache, scratch).or_else(|first| {
+        eprintln!("lab: {first:#}");
+        setup::update_lists().map_err(|_| first)?;
+        fetch(series, cache, scratch)
+    })?;
+    fs::write(&note, &package)?;
+    Ok(cache.join(package))
+}
+
+/// Brings the newest kernel of the series into the cache and returns its package's name.
+fn fetch(series: Option<&str>, cache: &Path, scratch: &Path) -> Result<String> {
+    let package = choose(&offers()?, series)?;
     let folder = cache.join(&package.image);
     if !folder.join("image").exists() {
         eprintln!(
@@ -84,10 +94,9 @@ fn from_archive(series: Option<&str>, cache: &Path) -> Result<PathBuf> {
             package.image,
             cache.display()
         );
-        download(&package, &folder)?;
+        download(&package, scratch, &folder)?;
     }
-    fs::write(&note, &package.image)?;
-    Ok(folder)
+    Ok(package.image)
 }
 
 /// What the archive answered less than a day ago, if that kernel is still in the cache.
@@ -134,8 +143,8 @@ fn choose(offers: &[String], series: Option<&str>) -> Result<Package> {
     let Some(image) = image else {
         let what = series.map_or_else(|| "no kernel".to_owned(), |s| format!("no kernel {s}"));
         bail!(
-            "apt offers {what} (asked with `apt-cache pkgnames linux-image`); run `apt-get update`, \
-             choose another with --kernel, or give one with --kernel-image and --modules"
+            "apt offers {what} (asked with `apt-cache pkgnames linux-image`); choose another with \
+             --kernel, or give one with --kernel-image and --modules"
         );
     };
     Ok(Package {
@@ -206,14 +215,7 @@ impl<'a> Image<'a> {
 }
 
 /// Downloads the package and keeps what the lab needs of it as `folder`.
-fn download(package: &Package, folder: &Path) -> Result<()> {
-    let scratch = folder.with_extension(format!("part-{}", std::process::id()));
-    let result = download_into(&scratch, package, folder);
-    let _ = fs::remove_dir_all(&scratch);
-    result
-}
-
-fn download_into(scratch: &Path, package: &Package, folder: &Path) -> Result<()> {
+fn download(package: &Package, scratch: &Path, folder: &Path) -> Result<()> {
     let tree = scratch.join("tree");
     fs::create_dir_all(&tree)?;
     let packages = std::iter::once(&package.image).chain(&package.modules);
@@ -233,7 +235,9 @@ fn download_into(scratch: &Path, package: &Package, folder: &Path) -> Result<()>
     let Some(modules) = modules.iter().find(|path| path.exists()) else {
         bail!("{} has no modules in it", package.image);
     };
-    unpack(&image, modules, folder)
+    unpack(&image, modules, scratch, folder)?;
+    // Four hundred megabytes that the running guest has no use for.
+    Ok(fs::remove_dir_all(&tree)?)
 }
 
 fn only_image(boot: &Path) -> Result<PathBuf> {
@@ -248,12 +252,12 @@ fn only_image(boot: &Path) -> Result<PathBuf> {
 
 /// Makes the folder that [`Kernel::load`] reads. It appears whole or not at all, so that labs started at
 /// the same time do not see each other's half.
-fn unpack(image: &Path, modules: &Path, folder: &Path) -> Result<()> {
-    let part = folder.with_extension(format!("new-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&part);
+fn unpack(image: &Path, modules: &Path, scratch: &Path, folder: &Path) -> Result<()> {
+    let part = scratch.join("unpacked");
     module::collect(modules, &part.join("modules"))?;
-    fs::copy(image, part.join("image"))
-        .with_context(|| format!("cannot copy {}", image.display()))?;
+    let packed = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
+    let kernel = image::unpacked(&packed)?.unwrap_or(packed);
+    fs::write(part.join("image"), kernel)?;
     match fs::rename(&part, folder) {
         // Another lab was faster; its folder is as good.
         Err(_) if folder.join("image").exists() => Ok(fs::remove_dir_all(&part)?),

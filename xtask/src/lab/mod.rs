@@ -5,6 +5,7 @@
 
 mod accel;
 mod guest;
+mod image;
 pub(crate) mod init;
 mod initramfs;
 mod kernel;
@@ -79,15 +80,14 @@ impl Lab {
     pub(crate) fn run_with(&self, argv: &[OsString], output: &mut dyn Output) -> Result<i32> {
         let called = Instant::now();
         let cache = cache()?;
-        let kernel = Kernel::prepare(&self.kernel, &cache)?;
         let folder = RunFolder::new(&cache)?;
+        let ended = Interrupt::watch(folder.path())?;
+        let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
         let initramfs = folder.path().join("initramfs");
         fs::write(
             &initramfs,
             initramfs::build(&kernel.modules, &folder.own_program()?)?,
         )?;
-
-        let ended = Interrupt::watch(folder.path())?;
         let boot = Boot {
             kernel: &kernel,
             initramfs: &initramfs,
