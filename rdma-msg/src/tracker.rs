@@ -1,0 +1,1016 @@
+//! Which operations are in flight, who waits for them, and what became of them.
+//!
+//! The tracker is the heart of the crate and pure: it knows no file descriptor, clock or thread, so
+//! all of it is tested without I/O and under Miri. Everything a completion says is treated as input
+//! from outside: it is matched by slot, generation and queue pair number, and what does not match is
+//! counted and ignored (I10). The kind of an operation is always taken from its record.
+//!
+//! A **lane** is what one endpoint has here: its two queues, in posting order, and its limits. A
+//! record goes through
+//!
+//! ```text
+//!            abort (not posted)
+//!          ┌──────────────────────────► gone, buffer back
+//!  begin ──┤
+//!          └► Posted ──► Flushed ──► Done ──► gone, buffer back      (I2: a record leaves once)
+//!                └───────────────────►┘
+//! ```
+//!
+//! A flushed completion says only that *something else* failed. Flushes of one queue can come before
+//! the failure in the other queue that caused them, so a flushed record waits, its buffer safe, until
+//! the lane knows its cause ([`Tracker::set_cause`] or the first real failure), and is done then.
+//!
+//! The buffer of a record is owned by it from before the post until the completion (I1), also when
+//! nobody waits any more.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use rdma_core_rs::WcStatus;
+
+use crate::error::{Addrs, Cause, Failure, OpKind, Outcome, Queue};
+use crate::wr_id::WrId;
+
+/// Names a lane of a [`Tracker`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LaneId(u32);
+
+/// What one lane may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneLimits {
+    /// Operations in flight in the send queue; a probe has one more place, of its own.
+    pub(crate) send_depth: u32,
+    /// Operations in flight in the receive queue.
+    pub(crate) recv_depth: u32,
+    /// Records altogether: in flight, or ended without their result having been fetched.
+    pub(crate) records: u32,
+    /// Longest run of unsignaled operations, so that slots come back in time.
+    pub(crate) max_unsignaled: u32,
+}
+
+/// Who gets the result of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Whoever holds its [`WrId`]: it stays until [`Tracker::take`] or [`Tracker::forget`].
+    Ticket,
+    /// The one who calls [`Tracker::complete`]: receives that the endpoint posts by itself.
+    Inbox,
+    /// Nobody.
+    Nobody,
+}
+
+/// What is to be begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begin {
+    pub(crate) kind: OpKind,
+    pub(crate) claim: Claim,
+    pub(crate) len: u32,
+    /// Whether the completion queue shall hear of its success.
+    pub(crate) signaled: bool,
+}
+
+/// A record could not be begun; what is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// The queue, with its depth.
+    Queue(Queue, u32),
+    /// The records, with their number.
+    Records(u32),
+}
+
+/// A completion as the hardware reported it, with only the fields that are valid in its case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Success(Success),
+    Flushed,
+    Failed { status: WcStatus, vendor_err: u32 },
+}
+
+/// The valid fields of a successful completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Success {
+    /// Length of what was received; of other operations the posted length counts.
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<u32>,
+    /// A receive that was consumed by a write with immediate.
+    pub(crate) written: bool,
+}
+
+/// Why an operation has no success.
+#[derive(Clone, Debug)]
+pub(crate) struct Failed {
+    pub(crate) outcome: Outcome,
+    pub(crate) cause: Arc<Cause>,
+}
+
+/// The one result of an operation, with its buffer.
+#[derive(Debug)]
+pub(crate) struct Finished<B> {
+    pub(crate) kind: OpKind,
+    pub(crate) buf: B,
+    pub(crate) result: Result<Success, Failed>,
+}
+
+/// What nobody needs any more, to be dropped where no lock is held.
+#[derive(Debug)]
+#[allow(dead_code)] // held only to be dropped
+pub(crate) struct Forgotten<B> {
+    pub(crate) buf: Option<B>,
+    pub(crate) waker: Option<Waker>,
+}
+
+/// What a completion meant.
+#[derive(Debug)]
+pub(crate) enum Matched<B> {
+    /// Nothing that is in flight: counted, to be ignored.
+    Stale,
+    /// An operation of `owner`; its result waits to be fetched, or nobody wanted it.
+    Kept { owner: u32, news: News },
+    /// A receive of the inbox of `owner`. The buffer of one that did not succeed is there as well.
+    Inbox {
+        owner: u32,
+        news: News,
+        buf: B,
+        ending: Ending,
+    },
+}
+
+/// What a completion says about its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// It goes on.
+    Fine,
+    /// The lane's first failure, which is now its cause.
+    FirstFailure,
+    /// The queue pair is in its error state.
+    Broken,
+}
+
+/// How often things happened, by kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) posted: [u64; OpKind::COUNT],
+    pub(crate) succeeded: [u64; OpKind::COUNT],
+    pub(crate) failed: [u64; OpKind::COUNT],
+    pub(crate) flushed: [u64; OpKind::COUNT],
+    pub(crate) bytes_out: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) queue_full: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, other: &Tally) {
+        let pairs = [
+            (&mut self.posted, &other.posted),
+            (&mut self.succeeded, &other.succeeded),
+            (&mut self.failed, &other.failed),
+            (&mut self.flushed, &other.flushed),
+        ];
+        for (sum, more) in pairs {
+            sum.iter_mut()
+                .zip(more)
+                .for_each(|(sum, more)| *sum += more);
+        }
+        self.bytes_out += other.bytes_out;
+        self.bytes_in += other.bytes_in;
+        self.queue_full += other.queue_full;
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// See the [module's documentation](self).
+pub(crate) struct Tracker<B> {
+    slots: Vec<Slot<B>>,
+    free: u32,
+    lanes: slab::Slab<Lane>,
+    /// Completions that the completion queue can hold, and how many of them lanes have reserved.
+    cq_capacity: u32,
+    cq_reserved: u32,
+    records_reserved: usize,
+    stale: u64,
+    /// Of the lanes that are gone.
+    past: Tally,
+}
+
+struct Slot<B> {
+    generation: u32,
+    /// Neighbours in the list the record is in; `next` also links the free slots.
+    prev: u32,
+    next: u32,
+    record: Option<Record<B>>,
+}
+
+struct Record<B> {
+    buf: B,
+    waker: Option<Waker>,
+    state: State,
+    lane: u32,
+    len: u32,
+    kind: OpKind,
+    claim: Claim,
+    signaled: bool,
+}
+
+enum State {
+    Posted,
+    /// Flushed, and the cause is not known yet. `refused_ahead`: see [`Lane::refused`].
+    Flushed {
+        refused_ahead: bool,
+    },
+    Done(Result<Success, Failed>),
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+const EMPTY: List = List {
+    head: NONE,
+    tail: NONE,
+    len: 0,
+};
+
+struct Lane {
+    owner: u32,
+    qp_num: u32,
+    addrs: Addrs,
+    limits: LaneLimits,
+    sends: List,
+    recvs: List,
+    flushed: List,
+    records: u32,
+    /// Operations at the tail of the send queue that no signaled one follows.
+    unsignaled_tail: u32,
+    cause: Option<Arc<Cause>>,
+    /// Set by the first failed completion of the send queue. True if the peer refused it in such a
+    /// way that nothing behind it can have been executed.
+    refused: Option<bool>,
+    detached: bool,
+    tally: Tally,
+}
+
+impl Lane {
+    #[inline]
+    fn queue(&mut self, kind: OpKind) -> &mut List {
+        if kind.is_receive() {
+            &mut self.recvs
+        } else {
+            &mut self.sends
+        }
+    }
+}
+
+/// The completion queue cannot take another lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overcommitted {
+    pub(crate) asked: u32,
+    pub(crate) free: u32,
+}
+
+impl<B> Tracker<B> {
+    /// A tracker for a completion queue that can hold `cq_capacity` entries.
+    pub(crate) fn new(cq_capacity: u32) -> Tracker<B> {
+        Tracker {
+            slots: Vec::new(),
+            free: NONE,
+            lanes: slab::Slab::new(),
+            cq_capacity,
+            cq_reserved: 0,
+            records_reserved: 0,
+            stale: 0,
+            past: Tally::default(),
+        }
+    }
+
+    /// Makes a lane for `owner`. Everything it will ever need is allocated here.
+    ///
+    /// Each operation can put one entry into the completion queue, the unsignaled ones too when they
+    /// fail, so a place for each is reserved and the queue cannot overrun (I7).
+    pub(crate) fn attach(
+        &mut self,
+        owner: u32,
+        limits: LaneLimits,
+    ) -> Result<LaneId, Overcommitted> {
+        let asked = completions(&limits);
+        let free = self.cq_capacity - self.cq_reserved;
+        if asked > free {
+            return Err(Overcommitted { asked, free });
+        }
+        self.cq_reserved += asked;
+        self.records_reserved += limits.records as usize;
+        self.grow_to(self.records_reserved);
+        let lane = self.lanes.insert(Lane {
+            owner,
+            qp_num: 0,
+            addrs: Addrs::default(),
+            limits,
+            sends: EMPTY,
+            recvs: EMPTY,
+            flushed: EMPTY,
+            records: 0,
+            unsignaled_tail: 0,
+            cause: None,
+            refused: None,
+            detached: false,
+            tally: Tally::default(),
+        });
+        Ok(LaneId(lane as u32))
+    }
+
+    /// Tells the lane which queue pair it has.
+    pub(crate) fn bind(&mut self, lane: LaneId, qp_num: u32, addrs: Addrs) {
+        let lane = self.lane_mut(lane);
+        lane.qp_num = qp_num;
+        lane.addrs = addrs;
+    }
+
+    /// Gives the lane's reservations back. Its queue pair is destroyed, the completion queue was
+    /// polled until empty, and [`Tracker::drain`] was called. Results nobody fetched stay.
+    pub(crate) fn detach(&mut self, lane: LaneId) {
+        let state = &mut self.lanes[lane.0 as usize];
+        debug_assert_eq!(state.sends.len + state.recvs.len + state.flushed.len, 0);
+        if state.detached {
+            return;
+        }
+        state.detached = true;
+        self.cq_reserved -= completions(&state.limits);
+        self.reap_lane(lane.0);
+    }
+
+    /// Starts to track an operation, which takes `buf` over; its id goes into the work request.
+    ///
+    /// Must come before the post: its completion can be polled before the post returns. On failure
+    /// nothing changed and the buffer comes back.
+    #[inline]
+    pub(crate) fn begin(&mut self, lane: LaneId, what: Begin, buf: B) -> Result<WrId, (Full, B)> {
+        let index = lane.0;
+        let state = &mut self.lanes[index as usize];
+        let depth = match what.kind {
+            OpKind::Receive => state.limits.recv_depth,
+            OpKind::Probe => state.limits.send_depth + 1,
+            _ => state.limits.send_depth,
+        };
+        if state.queue(what.kind).len >= depth {
+            state.tally.queue_full += 1;
+            return Err((Full::Queue(queue_of(what.kind), depth), buf));
+        }
+        if state.records >= state.limits.records || self.free == NONE {
+            state.tally.queue_full += 1;
+            return Err((Full::Records(state.limits.records), buf));
+        }
+        state.records += 1;
+        state.tally.posted[what.kind as usize] += 1;
+        if !what.kind.is_receive() {
+            state.unsignaled_tail = if what.signaled {
+                0
+            } else {
+                state.unsignaled_tail + 1
+            };
+        }
+        let slot = self.free;
+        self.free = self.slots[slot as usize].next;
+        append(
+            &mut self.slots,
+            self.lanes[index as usize].queue(what.kind),
+            slot,
+        );
+        let entry = &mut self.slots[slot as usize];
+        entry.record = Some(Record {
+            buf,
+            waker: None,
+            state: State::Posted,
+            lane: index,
+            len: what.len,
+            kind: what.kind,
+            claim: what.claim,
+            signaled: what.signaled,
+        });
+        Ok(WrId::new(slot, entry.generation))
+    }
+
+    /// Whether the next operation of the lane's send queue has to be signaled, whatever the user
+    /// would like, for the queue's slots to come back in time.
+    #[inline]
+    pub(crate) fn must_signal(&self, lane: LaneId) -> bool {
+        let lane = &self.lanes[lane.0 as usize];
+        lane.unsignaled_tail >= lane.limits.max_unsignaled
+    }
+
+    /// Operations at the tail of the send queue that no signaled one follows, so that nobody would
+    /// hear of their success.
+    pub(crate) fn unsignaled_tail(&self, lane: LaneId) -> u32 {
+        self.lanes[lane.0 as usize].unsignaled_tail
+    }
+
+    /// Takes back an operation whose post was refused. Of a chain, exactly the unposted tail is to be
+    /// aborted, the last one first.
+    pub(crate) fn abort(&mut self, id: WrId) -> Option<B> {
+        self.in_flight_record(id)?;
+        let record = self.unlink_and_free(id.slot());
+        let lane = &mut self.lanes[record.lane as usize];
+        lane.tally.posted[record.kind as usize] -= 1;
+        if !record.kind.is_receive() {
+            lane.unsignaled_tail = unsignaled_before(&self.slots, lane.sends.tail);
+        }
+        Some(record.buf)
+    }
+
+    /// Handles one completion. Wakers of those who can go on are pushed to `wakers`, to be woken once
+    /// no lock is held any more.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        wr_id: u64,
+        qp_num: u32,
+        ending: Ending,
+        wakers: &mut Vec<Waker>,
+    ) -> Matched<B> {
+        let Some(slot) = self.lookup(wr_id, qp_num) else {
+            self.stale += 1;
+            return Matched::Stale;
+        };
+        match ending {
+            Ending::Success(success) => self.succeed(slot, success, wakers),
+            Ending::Flushed => self.flush(slot, wakers),
+            Ending::Failed { status, vendor_err } => self.fail(slot, status, vendor_err, wakers),
+        }
+    }
+
+    /// Sets why the lane ended, unless that is known already, and so ends its flushed operations.
+    pub(crate) fn set_cause(
+        &mut self,
+        lane: LaneId,
+        cause: impl FnOnce() -> Cause,
+        wakers: &mut Vec<Waker>,
+    ) -> Arc<Cause> {
+        let state = &mut self.lanes[lane.0 as usize];
+        let cause = Arc::clone(state.cause.get_or_insert_with(|| Arc::new(cause())));
+        self.settle(lane.0, &cause, wakers);
+        cause
+    }
+
+    /// Why the lane ended, if it did.
+    pub(crate) fn cause(&self, lane: LaneId) -> Option<&Arc<Cause>> {
+        self.lanes[lane.0 as usize].cause.as_ref()
+    }
+
+    /// Ends everything that is still in flight as if it had been flushed, the cause being set before.
+    ///
+    /// Only when the NIC cannot touch the buffers any more: the queue pair is destroyed. Buffers of
+    /// the inbox, and of those nobody waits for, are handed to `release`.
+    pub(crate) fn drain(
+        &mut self,
+        lane: LaneId,
+        wakers: &mut Vec<Waker>,
+        mut release: impl FnMut(B),
+    ) -> u32 {
+        debug_assert!(self.cause(lane).is_some(), "drained without a cause");
+        let mut count = 0;
+        loop {
+            let state = &self.lanes[lane.0 as usize];
+            let slot = if state.sends.len > 0 {
+                state.sends.head
+            } else {
+                state.recvs.head
+            };
+            if slot == NONE {
+                return count;
+            }
+            count += 1;
+            if let Matched::Inbox { buf, .. } = self.flush(slot, wakers) {
+                release(buf);
+            }
+        }
+    }
+
+    /// Visits the buffers of everything that is in flight.
+    pub(crate) fn for_each_in_flight(&mut self, lane: LaneId, mut visit: impl FnMut(&mut B)) {
+        let Lane { sends, recvs, .. } = &self.lanes[lane.0 as usize];
+        for mut slot in [sends.head, recvs.head] {
+            while slot != NONE {
+                visit(&mut posted_mut(&mut self.slots, slot).buf);
+                slot = self.slots[slot as usize].next;
+            }
+        }
+    }
+
+    /// The result of an operation, if it has ended. It can be had once: the record is gone then.
+    #[inline]
+    pub(crate) fn take(&mut self, id: WrId) -> Option<Finished<B>> {
+        let record = self.record_mut(id)?;
+        if !matches!(record.state, State::Done(_)) {
+            return None;
+        }
+        let record = self.free_slot(id.slot());
+        match record.state {
+            State::Done(result) => Some(Finished {
+                kind: record.kind,
+                buf: record.buf,
+                result,
+            }),
+            State::Posted | State::Flushed { .. } => unreachable!("looked at three lines above"),
+        }
+    }
+
+    /// Has `waker` woken when the operation ends, in place of the one before, which comes back: a
+    /// waker is foreign code, so it is cloned and dropped where no lock is held.
+    pub(crate) fn wake_on_end(&mut self, id: WrId, waker: Waker) -> Option<Waker> {
+        match self.record_mut(id) {
+            Some(record) if !matches!(record.state, State::Done(_)) => record.waker.replace(waker),
+            _ => Some(waker),
+        }
+    }
+
+    /// Takes the waker back.
+    pub(crate) fn unwake(&mut self, id: WrId) -> Option<Waker> {
+        self.record_mut(id)?.waker.take()
+    }
+
+    /// Nobody waits for the operation any more. If it is in flight, its record keeps the buffer until
+    /// the completion; a result that is there is thrown away, and its buffer returned.
+    pub(crate) fn forget(&mut self, id: WrId) -> Forgotten<B> {
+        let Some(record) = self.record_mut(id) else {
+            return Forgotten {
+                buf: None,
+                waker: None,
+            };
+        };
+        let waker = record.waker.take();
+        let buf = match record.state {
+            State::Posted => {
+                record.claim = Claim::Nobody;
+                None
+            }
+            State::Flushed { .. } => Some(self.unlink_flushed(id.slot()).buf),
+            State::Done(_) => Some(self.free_slot(id.slot()).buf),
+        };
+        Forgotten { buf, waker }
+    }
+
+    /// Operations of the lane that the NIC may still work on: of the send and the receive queue.
+    #[inline]
+    pub(crate) fn in_flight(&self, lane: LaneId) -> (u32, u32) {
+        let lane = &self.lanes[lane.0 as usize];
+        (lane.sends.len, lane.recvs.len)
+    }
+
+    /// How many operations the send queue takes now.
+    #[inline]
+    pub(crate) fn send_capacity(&self, lane: LaneId) -> u32 {
+        let lane = &self.lanes[lane.0 as usize];
+        let queue = lane.limits.send_depth.saturating_sub(lane.sends.len);
+        queue.min(lane.limits.records - lane.records)
+    }
+
+    /// What the lane may use.
+    pub(crate) fn limits(&self, lane: LaneId) -> &LaneLimits {
+        &self.lanes[lane.0 as usize].limits
+    }
+
+    /// Completions that matched nothing.
+    pub(crate) fn stale(&self) -> u64 {
+        self.stale
+    }
+
+    /// The counters of a lane.
+    pub(crate) fn tally(&self, lane: LaneId) -> &Tally {
+        &self.lanes[lane.0 as usize].tally
+    }
+
+    /// The counters of all lanes, the ones that are gone included.
+    pub(crate) fn total(&self) -> Tally {
+        let mut total = self.past;
+        self.lanes
+            .iter()
+            .for_each(|(_, lane)| total.add(&lane.tally));
+        total
+    }
+
+    /// Records that all lanes together may use.
+    pub(crate) fn records_reserved(&self) -> usize {
+        self.records_reserved
+    }
+
+    /// Records in use, the ended ones that nobody has fetched included.
+    pub(crate) fn records(&self) -> usize {
+        self.lanes
+            .iter()
+            .map(|(_, lane)| lane.records as usize)
+            .sum()
+    }
+}
+
+/// How a completion is handled, once its record was found.
+impl<B> Tracker<B> {
+    /// The slot a completion is about, if that is in flight on this queue pair.
+    #[inline]
+    fn lookup(&mut self, wr_id: u64, qp_num: u32) -> Option<u32> {
+        let id = WrId::from_raw(wr_id)?;
+        let lane = self.in_flight_record(id)?.lane;
+        (self.lanes[lane as usize].qp_num == qp_num).then_some(id.slot())
+    }
+
+    #[inline]
+    fn succeed(&mut self, slot: u32, success: Success, wakers: &mut Vec<Waker>) -> Matched<B> {
+        let record = posted(&self.slots, slot);
+        let (kind, lane) = (record.kind, record.lane);
+        if !kind.is_receive() && self.lanes[lane as usize].sends.head != slot {
+            self.retire_unsignaled_before(slot, lane, wakers);
+        }
+        self.end_well(slot, success, wakers)
+    }
+
+    /// Ends a record with success; counts it; hands its buffer on or keeps it.
+    #[inline]
+    fn end_well(&mut self, slot: u32, success: Success, wakers: &mut Vec<Waker>) -> Matched<B> {
+        self.unlink(slot);
+        let record = posted(&self.slots, slot);
+        let (kind, len) = (record.kind, record.len);
+        let success = if kind.is_receive() {
+            success
+        } else {
+            Success {
+                byte_len: len,
+                ..success
+            }
+        };
+        let lane = &mut self.lanes[record.lane as usize];
+        lane.tally.succeeded[kind as usize] += 1;
+        let bytes = if kind.is_receive() || kind.is_fetching() {
+            &mut lane.tally.bytes_in
+        } else {
+            &mut lane.tally.bytes_out
+        };
+        *bytes += u64::from(success.byte_len);
+        self.end(
+            slot,
+            Ok(success),
+            News::Fine,
+            Ending::Success(success),
+            wakers,
+        )
+    }
+
+    /// Completions of one send queue come in order, so the success of `slot` is the success of all
+    /// unsignaled operations before it, and its failure as well: one of them that failed would have
+    /// had its completion first. Signaled ones keep waiting for their own completion.
+    #[cold]
+    fn retire_unsignaled_before(&mut self, slot: u32, lane: u32, wakers: &mut Vec<Waker>) {
+        let mut cursor = self.lanes[lane as usize].sends.head;
+        while cursor != slot && cursor != NONE {
+            let next = self.slots[cursor as usize].next;
+            if !posted(&self.slots, cursor).signaled {
+                self.end_well(cursor, Success::default(), wakers);
+            }
+            cursor = next;
+        }
+    }
+
+    #[cold]
+    fn fail(
+        &mut self,
+        slot: u32,
+        status: WcStatus,
+        vendor_err: u32,
+        wakers: &mut Vec<Waker>,
+    ) -> Matched<B> {
+        let record = posted(&self.slots, slot);
+        let (kind, index) = (record.kind, record.lane);
+        let refused = refused_by_peer(status);
+        if !kind.is_receive() {
+            self.first_failure_of_send_queue(slot, index, refused && !kind.is_fetching(), wakers);
+        }
+        let lane = &mut self.lanes[index as usize];
+        lane.tally.failed[kind as usize] += 1;
+        let failure = Failure {
+            op: kind,
+            status,
+            vendor_err,
+            qp_num: lane.qp_num,
+            addrs: lane.addrs,
+        };
+        let cause = Arc::new(Cause::Operation(failure));
+        let first = lane.cause.is_none();
+        if first {
+            lane.cause = Some(Arc::clone(&cause));
+            self.settle(index, &cause, wakers);
+        }
+        let outcome = if unanswered(status) {
+            Outcome::Unknown
+        } else {
+            Outcome::Failed
+        };
+        self.unlink(slot);
+        let news = if first {
+            News::FirstFailure
+        } else {
+            News::Broken
+        };
+        self.end(
+            slot,
+            Err(Failed { outcome, cause }),
+            news,
+            Ending::Failed { status, vendor_err },
+            wakers,
+        )
+    }
+
+    #[cold]
+    fn flush(&mut self, slot: u32, wakers: &mut Vec<Waker>) -> Matched<B> {
+        let record = posted(&self.slots, slot);
+        let (kind, index, claim) = (record.kind, record.lane, record.claim);
+        if !kind.is_receive() {
+            self.first_failure_of_send_queue(slot, index, false, wakers);
+        }
+        self.unlink(slot);
+        let lane = &mut self.lanes[index as usize];
+        lane.tally.flushed[kind as usize] += 1;
+        let refused_ahead = !kind.is_receive() && lane.refused == Some(true);
+        match lane.cause.clone() {
+            Some(cause) => {
+                let outcome = flushed_outcome(kind, refused_ahead, &cause);
+                let failed = Err(Failed { outcome, cause });
+                self.end(slot, failed, News::Broken, Ending::Flushed, wakers)
+            }
+            None if claim == Claim::Ticket => {
+                append(&mut self.slots, &mut lane.flushed, slot);
+                let owner = lane.owner;
+                posted_mut(&mut self.slots, slot).state = State::Flushed { refused_ahead };
+                Matched::Kept {
+                    owner,
+                    news: News::Broken,
+                }
+            }
+            None => self.release(slot, News::Broken, Ending::Flushed),
+        }
+    }
+
+    fn first_failure_of_send_queue(
+        &mut self,
+        slot: u32,
+        lane: u32,
+        refused: bool,
+        wakers: &mut Vec<Waker>,
+    ) {
+        if self.lanes[lane as usize].refused.is_none() {
+            self.lanes[lane as usize].refused = Some(refused);
+            self.retire_unsignaled_before(slot, lane, wakers);
+        }
+    }
+
+    /// Gives an unlinked record its result and wakes who waits for it, or lets it go.
+    #[inline]
+    fn end(
+        &mut self,
+        slot: u32,
+        result: Result<Success, Failed>,
+        news: News,
+        ending: Ending,
+        wakers: &mut Vec<Waker>,
+    ) -> Matched<B> {
+        let record = posted_mut(&mut self.slots, slot);
+        if record.claim != Claim::Ticket {
+            return self.release(slot, news, ending);
+        }
+        record.state = State::Done(result);
+        wakers.extend(record.waker.take());
+        let owner = self.lanes[record.lane as usize].owner;
+        Matched::Kept { owner, news }
+    }
+
+    /// Lets an unlinked record go that no ticket holder will ask for.
+    #[inline]
+    fn release(&mut self, slot: u32, news: News, ending: Ending) -> Matched<B> {
+        let owner = self.lanes[posted(&self.slots, slot).lane as usize].owner;
+        let record = self.free_slot(slot);
+        match record.claim {
+            Claim::Inbox => Matched::Inbox {
+                owner,
+                news,
+                buf: record.buf,
+                ending,
+            },
+            Claim::Ticket | Claim::Nobody => Matched::Kept { owner, news },
+        }
+    }
+
+    /// Ends the flushed records of a lane, now that the cause is known.
+    fn settle(&mut self, lane: u32, cause: &Arc<Cause>, wakers: &mut Vec<Waker>) {
+        loop {
+            let slot = self.lanes[lane as usize].flushed.head;
+            if slot == NONE {
+                return;
+            }
+            remove(
+                &mut self.slots,
+                &mut self.lanes[lane as usize].flushed,
+                slot,
+            );
+            let record = posted_mut(&mut self.slots, slot);
+            let refused_ahead = matches!(
+                record.state,
+                State::Flushed {
+                    refused_ahead: true
+                }
+            );
+            let outcome = flushed_outcome(record.kind, refused_ahead, cause);
+            record.state = State::Done(Err(Failed {
+                outcome,
+                cause: Arc::clone(cause),
+            }));
+            wakers.extend(record.waker.take());
+        }
+    }
+}
+
+/// Slots and lists.
+impl<B> Tracker<B> {
+    fn lane_mut(&mut self, lane: LaneId) -> &mut Lane {
+        &mut self.lanes[lane.0 as usize]
+    }
+
+    fn grow_to(&mut self, count: usize) {
+        while self.slots.len() < count {
+            let slot = self.slots.len() as u32;
+            self.slots.push(Slot {
+                generation: 0,
+                prev: NONE,
+                next: self.free,
+                record: None,
+            });
+            self.free = slot;
+        }
+    }
+
+    #[inline]
+    fn record_mut(&mut self, id: WrId) -> Option<&mut Record<B>> {
+        let slot = self.slots.get_mut(id.slot() as usize)?;
+        if slot.generation != id.generation() {
+            return None;
+        }
+        slot.record.as_mut()
+    }
+
+    #[inline]
+    fn in_flight_record(&mut self, id: WrId) -> Option<&mut Record<B>> {
+        self.record_mut(id)
+            .filter(|record| matches!(record.state, State::Posted))
+    }
+
+    /// Takes a posted record out of its queue.
+    #[inline]
+    fn unlink(&mut self, slot: u32) {
+        let record = posted(&self.slots, slot);
+        let lane = &mut self.lanes[record.lane as usize];
+        let kind = record.kind;
+        remove(&mut self.slots, lane.queue(kind), slot);
+        if !kind.is_receive() {
+            lane.unsignaled_tail = lane.unsignaled_tail.min(lane.sends.len);
+        }
+    }
+
+    fn unlink_and_free(&mut self, slot: u32) -> Record<B> {
+        self.unlink(slot);
+        self.free_slot(slot)
+    }
+
+    fn unlink_flushed(&mut self, slot: u32) -> Record<B> {
+        let lane = posted(&self.slots, slot).lane;
+        remove(
+            &mut self.slots,
+            &mut self.lanes[lane as usize].flushed,
+            slot,
+        );
+        self.free_slot(slot)
+    }
+
+    /// Empties the slot of an unlinked record; from here on its id means nothing (I2).
+    #[inline]
+    fn free_slot(&mut self, slot: u32) -> Record<B> {
+        let entry = &mut self.slots[slot as usize];
+        let record = entry
+            .record
+            .take()
+            .expect("the caller has just looked at the record");
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.next = self.free;
+        self.free = slot;
+        let lane = &mut self.lanes[record.lane as usize];
+        lane.records -= 1;
+        if lane.detached {
+            self.reap_lane(record.lane);
+        }
+        record
+    }
+
+    /// Removes a detached lane once nobody can ask for its results any more.
+    fn reap_lane(&mut self, lane: u32) {
+        if self.lanes[lane as usize].records == 0 {
+            let gone = self.lanes.remove(lane as usize);
+            self.records_reserved -= gone.limits.records as usize;
+            self.past.add(&gone.tally);
+        }
+    }
+}
+
+#[inline]
+fn posted<B>(slots: &[Slot<B>], slot: u32) -> &Record<B> {
+    slots[slot as usize]
+        .record
+        .as_ref()
+        .expect("slots in a list are occupied")
+}
+
+#[inline]
+fn posted_mut<B>(slots: &mut [Slot<B>], slot: u32) -> &mut Record<B> {
+    slots[slot as usize]
+        .record
+        .as_mut()
+        .expect("slots in a list are occupied")
+}
+
+#[inline]
+fn append<B>(slots: &mut [Slot<B>], list: &mut List, slot: u32) {
+    slots[slot as usize].prev = list.tail;
+    slots[slot as usize].next = NONE;
+    match list.tail {
+        NONE => list.head = slot,
+        tail => slots[tail as usize].next = slot,
+    }
+    list.tail = slot;
+    list.len += 1;
+}
+
+#[inline]
+fn remove<B>(slots: &mut [Slot<B>], list: &mut List, slot: u32) {
+    let Slot { prev, next, .. } = slots[slot as usize];
+    match prev {
+        NONE => list.head = next,
+        prev => slots[prev as usize].next = next,
+    }
+    match next {
+        NONE => list.tail = prev,
+        next => slots[next as usize].prev = prev,
+    }
+    list.len -= 1;
+}
+
+/// How many unsignaled operations there are from `slot` on backwards.
+fn unsignaled_before<B>(slots: &[Slot<B>], mut slot: u32) -> u32 {
+    let mut count = 0;
+    while slot != NONE && !posted(slots, slot).signaled {
+        count += 1;
+        slot = slots[slot as usize].prev;
+    }
+    count
+}
+
+/// Entries that a lane's operations can put into the completion queue.
+fn completions(limits: &LaneLimits) -> u32 {
+    limits
+        .send_depth
+        .saturating_add(limits.recv_depth)
+        .saturating_add(1)
+}
+
+fn queue_of(kind: OpKind) -> Queue {
+    if kind.is_receive() {
+        Queue::Receive
+    } else {
+        Queue::Send
+    }
+}
+
+/// The outcome of a flushed operation; the rules are those of [`Outcome`].
+fn flushed_outcome(kind: OpKind, refused_ahead: bool, cause: &Cause) -> Outcome {
+    match (kind.is_receive(), cause) {
+        (true, Cause::ClosedLocally) => Outcome::Cancelled,
+        (true, _) => Outcome::NotSent,
+        (false, _) if refused_ahead => Outcome::NotSent,
+        (false, _) => Outcome::Unknown,
+    }
+}
+
+/// The peer looked at the request and refused it. Its responder goes no further then: requests are
+/// executed strictly in order.
+fn refused_by_peer(status: WcStatus) -> bool {
+    matches!(
+        status,
+        WcStatus::RemAccessErr
+            | WcStatus::RemInvReqErr
+            | WcStatus::RemOpErr
+            | WcStatus::RnrRetryExcErr
+    )
+}
+
+/// The peer never answered, so it is not known what it did.
+fn unanswered(status: WcStatus) -> bool {
+    matches!(status, WcStatus::RetryExcErr | WcStatus::RespTimeoutErr)
+}
+
+#[cfg(test)]
+mod tests;
