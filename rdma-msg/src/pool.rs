@@ -1,0 +1,292 @@
+//! Registered buffers, and the pool they come from and return to.
+//!
+//! Registering memory pins pages and costs microseconds to milliseconds, so it is done once: the pool
+//! is one region, cut into slots. A [`Buf`] is the right to one slot. It moves into an operation,
+//! comes back with its result, and its slot returns to the pool on drop, from whatever thread.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use rdma_core_rs::{ProtectionDomain, RegionSlice};
+
+/// An owned, registered buffer.
+///
+/// It derefs to its first [`len`](Buf::len) bytes, has room for [`capacity`](Buf::capacity), and can
+/// be sent to other threads. While it belongs to an operation nobody can touch it; so there is never
+/// a Rust reference to memory that the NIC is writing.
+///
+/// What lies behind the length is what the slot's former user left there.
+pub struct Buf {
+    /// `None` only while it is being dropped.
+    slice: Option<RegionSlice>,
+    len: usize,
+    /// Where the slot returns to; a buffer that was registered on its own has none.
+    home: Option<Arc<Shared>>,
+}
+
+impl Buf {
+    /// Wraps memory that was registered on its own; all of it is in use.
+    pub(crate) fn from_slice(slice: RegionSlice) -> Buf {
+        let len = slice.len();
+        Buf {
+            slice: Some(slice),
+            len,
+            home: None,
+        }
+    }
+
+    /// The number of bytes in use: what is sent, or what was received.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no byte is in use.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number of bytes there is room for.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.slice().len()
+    }
+
+    /// Sets how many bytes are in use.
+    ///
+    /// # Panics
+    /// If that is more than the capacity.
+    #[inline]
+    pub fn set_len(&mut self, len: usize) {
+        assert!(
+            len <= self.capacity(),
+            "{len} bytes in a buffer of {}",
+            self.capacity()
+        );
+        self.len = len;
+    }
+
+    /// Copies `bytes` to the start and makes them the content.
+    ///
+    /// # Panics
+    /// If they are more than the capacity.
+    #[inline]
+    pub fn fill_from(&mut self, bytes: &[u8]) {
+        self.set_len(bytes.len());
+        self.copy_from_slice(bytes);
+    }
+
+    /// Turns it into [`Bytes`], without a copy. The slot returns to the pool when the last clone and
+    /// slice of it is dropped.
+    ///
+    /// A receive buffer that is kept for long is one that cannot receive: copy small messages.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    /// The registered memory, for its whole capacity.
+    #[inline]
+    pub(crate) fn slice(&self) -> &RegionSlice {
+        match &self.slice {
+            Some(slice) => slice,
+            None => unreachable!("only drop takes the slot"),
+        }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.slice()[..self.len]
+    }
+}
+
+impl DerefMut for Buf {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.slice {
+            Some(slice) => &mut slice[..self.len],
+            None => unreachable!("only drop takes the slot"),
+        }
+    }
+}
+
+impl AsRef<[u8]> for Buf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for Buf {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Buf {
+    /// Shows the sizes, never the content.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buf")
+            .field("len", &self.len)
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}
+
+impl Drop for Buf {
+    #[inline]
+    fn drop(&mut self) {
+        if let (Some(slice), Some(home)) = (self.slice.take(), &self.home) {
+            home.put_back(slice);
+        }
+    }
+}
+
+/// No buffer could be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// All buffers of the pool are in use: by operations in flight, by results that were not fetched,
+    /// or by the program.
+    #[error("all {count} buffers of the pool are in use")]
+    Empty {
+        /// How many the pool has.
+        count: usize,
+    },
+    /// Memory could not be registered on its own.
+    #[error(transparent)]
+    Register(#[from] rdma_core_rs::Error),
+}
+
+/// A fixed number of slots of one size.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    free: Mutex<Free>,
+    slot_size: usize,
+    count: usize,
+    /// Called, with no lock held, when a slot comes back that somebody waits for.
+    refilled: Box<dyn Fn() + Send + Sync>,
+}
+
+struct Free {
+    slots: Vec<RegionSlice>,
+    /// Somebody waits for a slot to come back.
+    wanted: bool,
+}
+
+impl Pool {
+    /// Registers `count` slots of `slot_size` bytes, each on a multiple of 64.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        slot_size: usize,
+        count: usize,
+        refilled: impl Fn() + Send + Sync + 'static,
+    ) -> rdma_core_rs::Result<Pool> {
+        let stride = slot_size.max(1).next_multiple_of(SLOT_ALIGN);
+        let shared = Arc::new(Shared {
+            free: Mutex::new(Free {
+                slots: Vec::with_capacity(count),
+                wanted: false,
+            }),
+            slot_size,
+            count,
+            refilled: Box::new(refilled),
+        });
+        if count > 0 {
+            let mut rest = RegionSlice::alloc(pd, stride.saturating_mul(count))?;
+            let mut free = shared.lock();
+            for _ in 0..count {
+                let mut slice = rest;
+                rest = slice.split_off(stride);
+                drop(slice.split_off(slot_size));
+                free.slots.push(slice);
+            }
+        }
+        Ok(Pool { shared })
+    }
+
+    /// Takes a slot, with `len` bytes in use.
+    #[inline]
+    pub(crate) fn take(&self, len: usize) -> Result<Buf, PoolError> {
+        debug_assert!(len <= self.shared.slot_size);
+        match self.shared.lock().slots.pop() {
+            Some(slice) => Ok(self.wrap(slice, len)),
+            None => Err(PoolError::Empty {
+                count: self.shared.count,
+            }),
+        }
+    }
+
+    #[inline]
+    fn wrap(&self, slice: RegionSlice, len: usize) -> Buf {
+        Buf {
+            slice: Some(slice),
+            len,
+            home: Some(Arc::clone(&self.shared)),
+        }
+    }
+
+    /// The pool itself, for those who take from it while they hold nothing else of the worker.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    pub(crate) fn slot_size(&self) -> usize {
+        self.shared.slot_size
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.shared.count
+    }
+
+    /// How many slots are in the pool now.
+    pub(crate) fn available(&self) -> usize {
+        self.shared.lock().slots.len()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        // Nothing that is done under this lock can panic half-way.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// As [`Pool::take`]; if there is none, the pool calls `refilled` once one comes back.
+    #[inline]
+    pub(crate) fn take_or_call_back(self: &Arc<Shared>, len: usize) -> Option<Buf> {
+        let mut free = self.lock();
+        let slice = free.slots.pop();
+        free.wanted |= slice.is_none();
+        drop(free);
+        slice.map(|slice| Buf {
+            slice: Some(slice),
+            len,
+            home: Some(Arc::clone(self)),
+        })
+    }
+
+    #[inline]
+    fn put_back(&self, slice: RegionSlice) {
+        let mut free = self.lock();
+        free.slots.push(slice);
+        if std::mem::take(&mut free.wanted) {
+            drop(free);
+            (self.refilled)();
+        }
+    }
+}
+
+/// Slots start on cache lines of their own.
+const SLOT_ALIGN: usize = 64;
