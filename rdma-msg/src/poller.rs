@@ -1,0 +1,165 @@
+//! The one descriptor behind a worker: an epoll set of the completion channel, the connection
+//! manager's channel of each endpoint, and an eventfd with which other threads end a sleep.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+
+/// What became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// The completion queue raised an event.
+    Completions,
+    /// Somebody called [`Poller::kick`].
+    Kick,
+    /// The connection manager has news of this endpoint.
+    Endpoint(u32),
+}
+
+/// What became ready during one wait.
+pub(crate) struct Batch {
+    events: [epoll::Event; Batch::CAPACITY],
+    count: usize,
+}
+
+impl Batch {
+    const CAPACITY: usize = 8;
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Ready> {
+        self.events[..self.count]
+            .iter()
+            .map(|event| match event.data.u64() {
+                COMPLETIONS => Ready::Completions,
+                KICK => Ready::Kick,
+                endpoint => Ready::Endpoint(endpoint as u32),
+            })
+    }
+
+    /// Whether there may be more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.count == Batch::CAPACITY
+    }
+}
+
+const COMPLETIONS: u64 = u64::MAX;
+const KICK: u64 = u64::MAX - 1;
+
+/// See the [module's documentation](self).
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    kick: OwnedFd,
+}
+
+impl Poller {
+    pub(crate) fn new() -> io::Result<Poller> {
+        let poller = Poller {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        };
+        poller.add(poller.kick.as_fd(), KICK)?;
+        Ok(poller)
+    }
+
+    pub(crate) fn add_completions(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.add(fd, COMPLETIONS)
+    }
+
+    pub(crate) fn add_endpoint(&self, fd: BorrowedFd<'_>, index: u32) -> io::Result<()> {
+        self.add(fd, index.into())
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(data);
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Waits until something is ready or `timeout` (`None`: for ever) has passed.
+    ///
+    /// An interrupted wait, or one that cannot be done, looks like one in which nothing happened: the
+    /// callers go round their loops.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Batch {
+        let none = epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        };
+        let mut events = [none; Batch::CAPACITY];
+        let timeout = timeout.and_then(whole_milliseconds);
+        let count = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(error) => {
+                log::error!("epoll_wait: {error}");
+                0
+            }
+        };
+        Batch { events, count }
+    }
+
+    /// Ends the sleep of whoever waits, or the next one if nobody does.
+    pub(crate) fn kick(&self) {
+        match rustix::io::write(&self.kick, &1u64.to_ne_bytes()) {
+            // Full: it is readable, which is all that matters.
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(error) => log::error!("eventfd write: {error}"),
+        }
+    }
+
+    /// Takes the kicks back.
+    pub(crate) fn calm(&self) {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.kick, &mut count) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => log::error!("eventfd read: {error}"),
+        }
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Rounded up, for a deadline shall have passed when the wait ends. A time too long to express is
+/// none.
+fn whole_milliseconds(timeout: Duration) -> Option<Timespec> {
+    if timeout.as_secs() > MAX_SLEEP_SECS {
+        return None;
+    }
+    let nanos = timeout.subsec_nanos().next_multiple_of(1_000_000);
+    let tv_sec = timeout.as_secs() as i64 + i64::from(nanos / 1_000_000_000);
+    Some(Timespec {
+        tv_sec,
+        tv_nsec: (nanos % 1_000_000_000).into(),
+    })
+}
+
+/// What epoll_wait(2) takes is a number of milliseconds in an `int`.
+const MAX_SLEEP_SECS: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kick_before_the_wait_ends_it() {
+        let poller = Poller::new().unwrap();
+        poller.kick();
+        let batch = poller.wait(None);
+        assert_eq!(batch.iter().collect::<Vec<_>>(), [Ready::Kick]);
+        poller.calm();
+        assert_eq!(poller.wait(Some(Duration::ZERO)).iter().count(), 0);
+    }
+
+    #[test]
+    fn a_timeout_is_rounded_up() {
+        let rounded = whole_milliseconds(Duration::from_nanos(1_999_000_001)).unwrap();
+        assert_eq!((rounded.tv_sec, rounded.tv_nsec), (2, 0));
+        let zero = whole_milliseconds(Duration::ZERO).unwrap();
+        assert_eq!((zero.tv_sec, zero.tv_nsec), (0, 0));
+        assert!(whole_milliseconds(Duration::MAX).is_none());
+    }
+}

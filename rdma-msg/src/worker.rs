@@ -1,0 +1,706 @@
+//! The unit of progress: one completion queue, one tracker, one pool, and the endpoints on them.
+//!
+//! All state lies under one mutex. A single thread never finds it taken; several threads share it for
+//! the length of a post or of one batch of completions. It is never held while a thread sleeps, and
+//! never while a waker runs: wakers are collected and woken after it was released, each guarded, so
+//! that one that panics takes nothing with it.
+//!
+//! Order of work: completions first, so data that arrived is delivered; then the news of the
+//! connection manager; then timers. What a completion means for the *life* of its endpoint is only
+//! noted while the batch is handled, and acted upon after it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::mem::{self, MaybeUninit};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use rdma_core_rs::{
+    Access, CompletionChannel, CompletionQueue, Context, ProtectionDomain, RegionSlice,
+    SharedRegion, WcOpcode, WorkCompletion,
+};
+use slab::Slab;
+
+use crate::config::WorkerConfig;
+use crate::endpoint::state::Ep;
+use crate::error::{Cause, OpenError};
+use crate::lifecycle;
+use crate::op::Payload;
+use crate::poller::{Batch, Poller, Ready};
+use crate::pool::{self, Buf, Pool, PoolError};
+use crate::stats::WorkerStats;
+use crate::tracker::{Ending, Matched, News, Success, Tracker};
+use crate::wait::{Waiters, Watch};
+
+/// Progress, memory and completion queue of one or many endpoints.
+///
+/// A worker made for an endpoint ([`Endpoint::connect`](crate::Endpoint::connect),
+/// [`Incoming::accept`](crate::Incoming::accept)) is private to it. A server of many connections makes
+/// one for all of them, or one per thread, and gives it to
+/// [`connect_with`](crate::Endpoint::connect_with) and [`accept_with`](crate::Incoming::accept_with).
+///
+/// It is a cheap handle: clones are the same worker. It lives until the last of them, of its
+/// endpoints and of their operations is dropped.
+///
+/// # Threads
+///
+/// Everything may be used from any thread at any time. Whoever waits for anything on a worker makes
+/// progress for all of it; nothing happens while nobody waits, polls or posts.
+#[derive(Clone)]
+pub struct Worker {
+    pub(crate) inner: Arc<WorkerInner>,
+}
+
+pub(crate) struct WorkerInner {
+    state: Mutex<State>,
+    pool: Pool,
+    /// Eight bytes each, for what the atomics bring back.
+    cells: Pool,
+    pd: ProtectionDomain,
+    poller: Arc<Poller>,
+    spin_time: Duration,
+}
+
+/// What a foreign event loop has to do, see [`Worker::prepare_wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// There is something to do: [`poll`](Worker::poll).
+    Ready,
+    /// The loop may sleep until the worker's descriptor is readable, or until `timeout` has passed.
+    MayWait {
+        /// `None`: for ever.
+        timeout: Option<Duration>,
+    },
+}
+
+impl Worker {
+    /// Makes a worker on a device.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Verbs`] if the device cannot make a completion queue of that depth or register
+    /// the pool (the error then names the limit on locked memory); [`OpenError::Io`] if the process
+    /// has no descriptors left.
+    pub fn new(context: &Context, config: &WorkerConfig) -> Result<Worker, OpenError> {
+        let poller = Arc::new(Poller::new()?);
+        let pd = ProtectionDomain::new(context)?;
+        let channel = CompletionChannel::new(context)?;
+        let cq = CompletionQueue::new(context, config.max_in_flight.max(1), Some(&channel))?;
+        poller.add_completions(channel.as_fd())?;
+        let kick = Arc::clone(&poller);
+        let pool = Pool::new(&pd, config.buf_size, config.buf_count, move || kick.kick())?;
+        let cells = Pool::new(
+            &pd,
+            size_of::<u64>(),
+            CELLS.min(config.max_in_flight as usize),
+            || (),
+        )?;
+        let state = State::new(
+            config.max_in_flight,
+            cq,
+            channel,
+            Arc::clone(&poller),
+            &pool,
+            pd.clone(),
+        );
+        let spin_time = config.wait.spin_time();
+        let state = Mutex::new(state);
+        Ok(Worker {
+            inner: Arc::new(WorkerInner {
+                state,
+                pool,
+                cells,
+                pd,
+                poller,
+                spin_time,
+            }),
+        })
+    }
+
+    /// Makes a worker on the device that has the local address `local`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Cm`] if no RDMA device has it; those of [`Worker::new`].
+    pub fn for_addr(local: SocketAddr, config: &WorkerConfig) -> Result<Worker, OpenError> {
+        Worker::new(&rdma_cm::context_for(local)?, config)
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Context {
+        self.inner.pd.context()
+    }
+
+    /// A buffer with `len` bytes in use: from the pool, or, if `len` is more than the pool's buffers
+    /// have, registered on its own (which is slow, and freed on drop).
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Empty`] if the pool has none left, [`PoolError::Register`].
+    #[inline]
+    pub fn alloc(&self, len: usize) -> Result<Buf, PoolError> {
+        self.inner.alloc(len)
+    }
+
+    /// How many buffers the pool has left.
+    pub fn available(&self) -> usize {
+        self.inner.pool.available()
+    }
+
+    /// How many buffers the pool has altogether, and the bytes of each.
+    pub fn pool_size(&self) -> (usize, usize) {
+        (self.inner.pool.count(), self.inner.pool.slot_size())
+    }
+
+    /// Zeroed memory that peers may access as `access` says, once they have its
+    /// [`descriptor`](SharedRegion::descriptor): any peer of any endpoint of this worker.
+    ///
+    /// # Errors
+    ///
+    /// See [`SharedRegion::alloc`].
+    pub fn expose(&self, len: usize, access: Access) -> rdma_core_rs::Result<SharedRegion> {
+        SharedRegion::alloc(&self.inner.pd, len, access)
+    }
+
+    /// Makes progress without waiting; how many completions there were.
+    ///
+    /// Only for programs that never wait through this library: a foreign event loop, or a loop that
+    /// looks at many endpoints in turn. Completions are looked at each time; the connection manager
+    /// and the timers once in a while, and always after [`prepare_wait`](Worker::prepare_wait).
+    pub fn poll(&self) -> usize {
+        self.inner.with(State::poll_step)
+    }
+
+    /// Prepares for a sleep of a foreign event loop: arms the completion queue and polls it again.
+    ///
+    /// The loop is: [`poll`](Worker::poll) and do what is to be done; then this; if it says
+    /// [`MayWait`](Readiness::MayWait), sleep until the worker's descriptor
+    /// ([`AsFd`](Worker::as_fd)) is readable or the time has passed; again. The descriptor can be
+    /// watched level- or edge-triggered. It must not be read.
+    pub fn prepare_wait(&self) -> Readiness {
+        self.inner.with(|state| {
+            let now = Instant::now();
+            match state.prepare_sleep(now, None) {
+                None => Readiness::Ready,
+                Some(until) => {
+                    state.foreign = true;
+                    let timeout = until.map(|until| until.saturating_duration_since(now));
+                    Readiness::MayWait { timeout }
+                }
+            }
+        })
+    }
+
+    /// The worker's counters.
+    pub fn stats(&self) -> WorkerStats {
+        self.inner.with(|state| {
+            WorkerStats::new(
+                &state.tracker.total(),
+                state.tracker.stale(),
+                &state.counters,
+            )
+        })
+    }
+
+    /// Operations that are in flight, or have ended without their result having been fetched.
+    pub fn open_operations(&self) -> usize {
+        self.inner.with(|state| state.tracker.records())
+    }
+}
+
+impl AsFd for Worker {
+    /// Readable when [`poll`](Worker::poll) has something to do, after
+    /// [`prepare_wait`](Worker::prepare_wait). It is an epoll set.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.poller.as_fd()
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("pool", &self.pool_size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cells for atomics in flight; more of them wait for a cell.
+const CELLS: usize = 1024;
+
+impl WorkerInner {
+    /// Runs `work` on the state, then wakes who is to be woken.
+    #[inline]
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = work(&mut state);
+        if state.wakers.is_empty() {
+            return result;
+        }
+        let wakers = mem::take(&mut state.wakers);
+        drop(state);
+        self.wake(wakers);
+        result
+    }
+
+    /// Looks at `watch`, polls once if it is not there, and looks again.
+    #[inline]
+    pub(crate) fn look<W: Watch>(&self, watch: &mut W) -> Option<W::Output> {
+        self.with(|state| {
+            watch.check(state).or_else(|| {
+                state.poll_step();
+                watch.check(state)
+            })
+        })
+    }
+
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No foreign code runs under the lock; a panic there would be a broken invariant of ours.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn wake(&self, mut wakers: Vec<Waker>) {
+        for waker in wakers.drain(..) {
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                log::error!(
+                    "a waker panicked; the operation it waits for has its result all the same"
+                );
+            }
+        }
+        // Gives the allocation back.
+        let mut state = self.lock();
+        if state.wakers.capacity() < wakers.capacity() && state.wakers.is_empty() {
+            state.wakers = wakers;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn alloc(&self, len: usize) -> Result<Buf, PoolError> {
+        if len <= self.pool.slot_size() {
+            return self.pool.take(len);
+        }
+        Ok(Buf::from_slice(RegionSlice::alloc(&self.pd, len)?))
+    }
+
+    /// Registers the bytes of a `Vec` where they are.
+    pub(crate) fn adopt(&self, bytes: Vec<u8>) -> Result<Buf, PoolError> {
+        Ok(Buf::from_slice(RegionSlice::from_vec(&self.pd, bytes)?))
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    #[inline]
+    pub(crate) fn cell(&self) -> Result<Buf, PoolError> {
+        self.cells.take(size_of::<u64>())
+    }
+
+    pub(crate) fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    pub(crate) fn spin_time(&self) -> Duration {
+        self.spin_time
+    }
+}
+
+/// Counters of what is not about one operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) polls: u64,
+    pub(crate) empty_polls: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) wake_ups: u64,
+    pub(crate) arms: u64,
+    pub(crate) events: u64,
+    pub(crate) kicks: u64,
+    pub(crate) leaked: u64,
+}
+
+/// Everything that the mutex protects.
+pub(crate) struct State {
+    /// Before `tracker`: queue pairs go before the buffers that their NIC may use (I1).
+    pub(crate) endpoints: Slab<Ep>,
+    pub(crate) tracker: Tracker<Payload>,
+    pub(crate) cq: CompletionQueue,
+    channel: CompletionChannel,
+    poller: Arc<Poller>,
+    pub(crate) pool: Arc<pool::Shared>,
+    pub(crate) pd: ProtectionDomain,
+    /// Endpoints whose life has to be looked at after the batch.
+    pub(crate) attention: Vec<u32>,
+    /// Endpoints that lack receives since the pool was dry.
+    pub(crate) dry: Vec<u32>,
+    timers: BTreeSet<(Instant, u32)>,
+    pub(crate) wakers: Vec<Waker>,
+    /// An event will be raised by the next completion, or one was and has not been fetched.
+    armed: bool,
+    leader: Option<Option<Instant>>,
+    followers: Waiters,
+    /// A foreign loop sleeps on the descriptor, or may.
+    foreign: bool,
+    /// Grows with each poll; the connection manager and the timers are looked at when it is due.
+    untended: u32,
+    pub(crate) counters: Counters,
+}
+
+/// Completions that are fetched at once.
+const BATCH: usize = 16;
+
+/// Batches that are handled in one step, so that a busy queue does not keep a thread for ever.
+const BATCHES_PER_STEP: usize = 16;
+
+/// Polls after which the connection manager is asked for news although nobody slept. An empty poll
+/// counts more, since then there is time for it.
+const TEND_AFTER: u32 = 1 << 14;
+const EMPTY_POLL: u32 = 16;
+
+impl State {
+    fn new(
+        cq_depth: u32,
+        cq: CompletionQueue,
+        channel: CompletionChannel,
+        poller: Arc<Poller>,
+        pool: &Pool,
+        pd: ProtectionDomain,
+    ) -> State {
+        State {
+            endpoints: Slab::new(),
+            tracker: Tracker::new(cq_depth.min(cq.capacity())),
+            cq,
+            channel,
+            poller,
+            pool: pool.shared(),
+            pd,
+            attention: Vec::new(),
+            dry: Vec::new(),
+            timers: BTreeSet::new(),
+            wakers: Vec::new(),
+            armed: false,
+            leader: None,
+            followers: Waiters::default(),
+            foreign: false,
+            untended: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Makes room for what one more endpoint can put into the lists, so that nothing is allocated
+    /// while completions are handled.
+    pub(crate) fn make_room(&mut self, operations: usize) {
+        let endpoints = self.endpoints.len() + 1;
+        self.attention.reserve(endpoints);
+        self.dry.reserve(endpoints);
+        let wanted = self.tracker.records_reserved() + operations + 4 * endpoints;
+        self.wakers.reserve(wanted);
+    }
+
+    /// One step of progress: completions, and once in a while everything else.
+    #[inline]
+    pub(crate) fn poll_step(&mut self) -> usize {
+        let count = self.poll();
+        self.untended += if count == 0 { EMPTY_POLL } else { 1 };
+        if self.untended >= TEND_AFTER || self.foreign {
+            self.tend();
+        }
+        count
+    }
+
+    /// Handles the completions that are there, then what they mean for their endpoints.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> usize {
+        let count = self.poll_completions();
+        if !self.attention.is_empty() {
+            self.attend();
+        }
+        count
+    }
+
+    /// Handles completions; endpoints are only marked. Safe to be called from whatever is done about
+    /// an endpoint.
+    #[inline]
+    pub(crate) fn poll_completions(&mut self) -> usize {
+        let mut total = 0;
+        self.counters.polls += 1;
+        for _ in 0..BATCHES_PER_STEP {
+            let mut room = [const { MaybeUninit::<WorkCompletion>::uninit() }; BATCH];
+            let count = match self.cq.poll(&mut room) {
+                Ok(batch) => {
+                    batch.iter().for_each(|wc| self.dispatch(wc));
+                    batch.len()
+                }
+                Err(error) => {
+                    self.queue_failed(&error);
+                    0
+                }
+            };
+            total += count;
+            if count < BATCH {
+                break;
+            }
+        }
+        self.counters.empty_polls += u64::from(total == 0);
+        total
+    }
+
+    /// Hands one completion to its record. Nothing in here can fail or run foreign code, so a batch is
+    /// always handled to its end.
+    #[inline]
+    fn dispatch(&mut self, wc: &WorkCompletion) {
+        let ending = match wc.success() {
+            Ok(success) => Ending::Success(Success {
+                byte_len: success.byte_len(),
+                imm: success.imm_data(),
+                written: success.opcode() == WcOpcode::RecvRdmaWithImm,
+            }),
+            Err(failure) if failure.is_flush() => Ending::Flushed,
+            Err(failure) => Ending::Failed {
+                status: failure.status,
+                vendor_err: failure.vendor_err,
+            },
+        };
+        match self
+            .tracker
+            .complete(wc.wr_id(), wc.qp_num(), ending, &mut self.wakers)
+        {
+            Matched::Kept { owner, news } => self.note(owner, news),
+            Matched::Inbox {
+                owner,
+                news,
+                buf,
+                ending,
+            } => {
+                if let Ending::Success(success) = ending {
+                    self.deliver(owner, buf, success);
+                }
+                self.note(owner, news);
+            }
+            Matched::Stale => {
+                log::warn!("a completion that matches no operation was ignored: {wc:?}");
+            }
+        }
+    }
+
+    /// Marks an endpoint whose life may change by what has just completed.
+    #[inline]
+    fn note(&mut self, owner: u32, news: News) {
+        let Some(ep) = self.endpoints.get_mut(owner as usize) else {
+            return;
+        };
+        ep.broken |= news != News::Fine;
+        // Nothing but receives is posted while it opens.
+        ep.first_receive |= news == News::Fine && ep.life == lifecycle::State::Opening;
+        if (ep.broken || ep.is_watched()) && !mem::replace(&mut ep.marked, true) {
+            self.attention.push(owner);
+        }
+    }
+
+    /// Has an endpoint looked at after the batch.
+    pub(crate) fn mark(&mut self, index: u32) {
+        if let Some(ep) = self.endpoints.get_mut(index as usize)
+            && !mem::replace(&mut ep.marked, true)
+        {
+            self.attention.push(index);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn attend(&mut self) {
+        while let Some(index) = self.attention.pop() {
+            self.review(index);
+        }
+    }
+
+    #[cold]
+    fn queue_failed(&mut self, error: &rdma_core_rs::Error) {
+        log::error!("polling the completion queue failed: {error}");
+        self.fail_all(&Cause::CompletionQueueError);
+    }
+
+    /// Ends every endpoint.
+    pub(crate) fn fail_all(&mut self, cause: &Cause) {
+        for index in self.indices() {
+            self.endpoints[index as usize]
+                .bad_news
+                .get_or_insert_with(|| cause.clone());
+            self.mark(index);
+        }
+    }
+
+    fn indices(&self) -> Vec<u32> {
+        self.endpoints
+            .iter()
+            .map(|(index, _)| index as u32)
+            .collect()
+    }
+
+    /// Looks at everything that is not a completion, without waiting.
+    #[cold]
+    pub(crate) fn tend(&mut self) {
+        self.foreign = false;
+        loop {
+            let batch = self.poller.wait(Some(Duration::ZERO));
+            self.handle(&batch);
+            if !batch.is_full() {
+                break;
+            }
+        }
+        self.poll();
+    }
+
+    /// Handles what a wait brought, completions first, and runs the timers.
+    pub(crate) fn handle(&mut self, batch: &Batch) {
+        self.untended = 0;
+        for ready in batch.iter() {
+            if ready == Ready::Completions {
+                self.fetch_event();
+            }
+        }
+        self.poll();
+        for ready in batch.iter() {
+            match ready {
+                Ready::Completions => {}
+                Ready::Kick => {
+                    self.counters.kicks += 1;
+                    self.poller.calm();
+                    self.refill_dry();
+                }
+                Ready::Endpoint(index) => self.link_news(index),
+            }
+        }
+        self.run_timers(Instant::now());
+        if !self.attention.is_empty() {
+            self.attend();
+        }
+    }
+
+    /// Fetches the event that an arm raised. There is one for each arm, so the channel need not be
+    /// read until it would block.
+    fn fetch_event(&mut self) {
+        match self.channel.try_event() {
+            Ok(Some(_)) => {
+                self.armed = false;
+                self.counters.events += 1;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                log::error!("fetching a completion event failed: {error}");
+                self.fail_all(&Cause::CompletionQueueError);
+            }
+        }
+    }
+
+    /// Arms the completion queue and polls it again. `None`: there is something to do. `Some`: one
+    /// may sleep until then (or for ever), not longer than to `deadline`.
+    pub(crate) fn prepare_sleep(
+        &mut self,
+        now: Instant,
+        deadline: Option<Instant>,
+    ) -> Option<Option<Instant>> {
+        if !self.armed {
+            self.counters.arms += 1;
+            match self.cq.req_notify(false) {
+                Ok(()) => self.armed = true,
+                Err(error) => {
+                    log::error!("arming the completion queue failed: {error}");
+                    self.fail_all(&Cause::CompletionQueueError);
+                }
+            }
+        }
+        if self.poll() > 0 || !self.attention.is_empty() {
+            return None;
+        }
+        let timer = self.timers.first().map(|(at, _)| *at);
+        if timer.is_some_and(|at| at <= now) {
+            self.run_timers(now);
+            return None;
+        }
+        Some(match (timer, deadline) {
+            (Some(timer), Some(deadline)) => Some(timer.min(deadline)),
+            (timer, deadline) => timer.or(deadline),
+        })
+    }
+
+    /// Sets when an endpoint has to be looked at, in place of the time before.
+    pub(crate) fn set_timer(&mut self, index: u32, at: Option<Instant>) {
+        let ep = &mut self.endpoints[index as usize];
+        if let Some(old) = mem::replace(&mut ep.timer, at) {
+            self.timers.remove(&(old, index));
+        }
+        let Some(at) = at else { return };
+        self.timers.insert((at, index));
+        let sleeps_too_long = match self.leader {
+            Some(until) => until.is_none_or(|until| at < until),
+            None => self.foreign,
+        };
+        if sleeps_too_long {
+            self.poller.kick();
+        }
+    }
+
+    fn run_timers(&mut self, now: Instant) {
+        while let Some(&(at, index)) = self.timers.first() {
+            if at > now {
+                return;
+            }
+            self.timers.pop_first();
+            if let Some(ep) = self.endpoints.get_mut(index as usize) {
+                ep.timer = None;
+                self.timer_ran_out(index, now);
+            }
+        }
+    }
+
+    pub(crate) fn poller(&self) -> Arc<Poller> {
+        Arc::clone(&self.poller)
+    }
+
+    pub(crate) fn poller_ref(&self) -> &Poller {
+        &self.poller
+    }
+}
+
+/// Leader and followers, see [`wait`](crate::wait).
+impl State {
+    pub(crate) fn has_leader(&self) -> bool {
+        self.leader.is_some()
+    }
+
+    pub(crate) fn start_leading(&mut self, until: Option<Instant>) {
+        self.counters.sleeps += 1;
+        self.leader = Some(until);
+    }
+
+    pub(crate) fn stop_leading(&mut self) {
+        self.counters.wake_ups += 1;
+        self.leader = None;
+    }
+
+    pub(crate) fn add_follower(&mut self, key: u64, waker: Waker) {
+        drop(self.followers.set(key, waker)); // a thread's waker: dropping it runs nothing foreign
+    }
+
+    pub(crate) fn remove_follower(&mut self, key: u64) {
+        drop(self.followers.remove(key));
+    }
+
+    /// Called by a thread that waits no longer: somebody else has to sleep for the rest.
+    #[inline]
+    pub(crate) fn pass_the_lead(&mut self) {
+        if self.leader.is_some() {
+            return;
+        }
+        if let Some(next) = self.followers.pop() {
+            self.wakers.push(next);
+        } else if self.foreign && !self.armed {
+            // The event that would have woken the foreign loop was fetched by us.
+            self.poller.kick();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Two connected endpoints on the fake fabric.
+
+#![allow(dead_code)] // each test binary uses a part
+#![allow(clippy::unwrap_used)] // a failure is the test's
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use rdma_msg::{Buf, Endpoint, EndpointConfig, Listener, Receive, Wait};
+
+/// A time that is long enough for everything, and ends a test that hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+
+/// Small queues, so that they are full soon; sleeping, so that a lost wake-up hangs.
+pub(crate) fn small() -> EndpointConfig {
+    EndpointConfig {
+        send_depth: 8,
+        recv_depth: 8,
+        max_message: 256,
+        wait: Wait::Event,
+        ..EndpointConfig::default()
+    }
+}
+
+/// As `small`, and the program posts the receives.
+pub(crate) fn manual() -> EndpointConfig {
+    EndpointConfig {
+        receive: Receive::Manual,
+        extra_bufs: Some(64),
+        ..small()
+    }
+}
+
+pub(crate) fn any_port(device: u8) -> SocketAddr {
+    SocketAddr::from(([10, 9, 0, device], 0))
+}
+
+/// A client and a server with these settings.
+pub(crate) fn pair_with(client: &EndpointConfig, server: &EndpointConfig) -> (Endpoint, Endpoint) {
+    let listener = Listener::bind(any_port(2), server).unwrap();
+    let addr = listener.local_addr();
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
+        let connected = Endpoint::connect(addr, client).unwrap();
+        (connected, accepting.join().unwrap())
+    })
+}
+
+pub(crate) fn pair() -> (Endpoint, Endpoint) {
+    pair_with(&small(), &small())
+}
+
+/// A buffer of the endpoint's pool with this content.
+pub(crate) fn filled(endpoint: &Endpoint, bytes: &[u8]) -> Buf {
+    let mut buf = endpoint.alloc(0).unwrap();
+    buf.fill_from(bytes);
+    buf
+}
