@@ -24,7 +24,6 @@ use crate::sys;
 /// ```
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct AddressVector {
     /// The local port it leaves by.
     pub port: u8,

@@ -144,6 +144,28 @@ impl Context {
         Ok(self.inner.attr.get_or_init(|| DeviceAttr::from_raw(&attr)))
     }
 
+    /// Whether the device can fault pages in, so that they need not be pinned
+    /// ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)).
+    ///
+    /// # Errors
+    /// [`Call`](Error::Call) naming `ibv_query_device_ex`.
+    #[doc(alias = "ibv_query_device_ex")]
+    #[doc(alias = "IBV_ODP_SUPPORT")]
+    pub fn on_demand_paging(&self) -> Result<bool> {
+        self.check_process()?;
+        let mut attr = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
+        // SAFETY: the context is open, and `attr` is zeroed.
+        let ret = unsafe { sys::query_device_ex(self.as_raw().as_ptr(), attr.as_mut_ptr()) };
+        match ret {
+            None | Some(libc::EOPNOTSUPP) => return Ok(false),
+            Some(ret) => sys::check("ibv_query_device_ex", ret)?,
+        }
+        // SAFETY: zeroed before the call, and every field is an integer or an array of them.
+        let attr = unsafe { attr.assume_init() };
+        let support = u64::from(sys::ibv_odp_general_caps::IBV_ODP_SUPPORT.0);
+        Ok(attr.odp_caps.general_caps & support != 0)
+    }
+
     /// The present state of a port. Ports are numbered from 1.
     ///
     /// # Errors

@@ -213,7 +213,7 @@ impl CompletionQueue {
         };
         // SAFETY: `self` keeps the queue alive; `attr` is a local.
         let ret = unsafe { sys::modify_cq(self.inner.cq.as_ptr(), &raw mut attr) };
-        sys::check("ibv_modify_cq", ret)
+        sys::check("ibv_modify_cq", ret.unwrap_or(libc::EOPNOTSUPP))
             .map_err(|error| error.or_not_supported("moderating a completion queue"))
     }
 

@@ -42,12 +42,17 @@ impl Region {
     ) -> Result<Arc<Region>> {
         pd.context().check_process()?;
         let access = access.for_region();
+        if access.contains(Access::ON_DEMAND) && !pd.context().on_demand_paging()? {
+            return Err(Error::NotSupported {
+                what: "on-demand paging",
+            });
+        }
         let (ptr, len) = (memory.ptr().as_ptr(), memory.len());
         let flags = access.bits() as i32; // flags, not a number
         // SAFETY: `pd` lives during the call, and `memory` is owned memory of `len` bytes that
         // is freed only after the region was deregistered.
         let mr = unsafe { sys::ibv_reg_mr(pd.as_raw().as_ptr(), ptr.cast(), len, flags) };
-        let mr = sys::check_null("ibv_reg_mr", mr).map_err(|e| explain(e, len, access))?;
+        let mr = sys::check_null("ibv_reg_mr", mr).map_err(|error| explain(error, len))?;
         // SAFETY: the region was just made and is ours; the field does not change.
         let lkey = unsafe { (*mr.as_ptr()).lkey };
         // SAFETY: as above.
@@ -136,10 +141,7 @@ impl Drop for Region {
 }
 
 /// Finds the reason for a failed registration that the errno alone does not tell.
-fn explain(error: Error, len: usize, access: Access) -> Error {
-    if access.contains(Access::ON_DEMAND) {
-        return error.or_not_supported("on-demand paging");
-    }
+fn explain(error: Error, len: usize) -> Error {
     let Error::Call { call, source } = error else {
         return error;
     };

@@ -47,7 +47,6 @@ unsafe impl Sync for RegionSlice {}
 
 /// How [`RegionSlice::alloc_with`] allocates and registers.
 #[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
 pub struct RegionOptions {
     /// Which pages to use.
     pub pages: Pages,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{self, Result};
 use crate::pd::ProtectionDomain;
-use crate::qp::post::{self, PostError, PostListError};
+use crate::qp::post::{self, PostCall, PostError, PostListError};
 use crate::sys::{self, ibv_srq_attr_mask};
 use crate::wr::RecvWr;
 
@@ -153,7 +153,7 @@ impl Srq {
         let ret = unsafe {
             sys::ibv_post_srq_recv(self.inner.srq.as_ptr(), &raw mut wr.raw, &raw mut bad)
         };
-        post::one(ret, bad.is_null())
+        post::one(PostCall::SrqRecv, ret, bad.is_null())
     }
 
     /// Posts several receives at once.
@@ -171,7 +171,7 @@ impl Srq {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue lives; `first` is a valid chain; its buffers are the caller's promise.
         let ret = unsafe { sys::ibv_post_srq_recv(self.inner.srq.as_ptr(), first, &raw mut bad) };
-        post::many(ret, first, bad, wrs.len())
+        post::many(PostCall::SrqRecv, ret, first, bad, wrs.len())
     }
 
     /// The protection domain it was created in.

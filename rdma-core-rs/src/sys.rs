@@ -72,28 +72,45 @@ unsafe fn extended(context: *mut ibv_context) -> Option<*mut verbs_context> {
     (marker.addr() == usize::MAX).then(|| context.wrapping_byte_sub(offset).cast())
 }
 
-/// `ibv_modify_cq`, which is an inline function in C.
+/// The operation in a field of a `verbs_context`, if the library and the provider have it.
+macro_rules! extended_op {
+    ($context:expr, $field:ident) => {{
+        // SAFETY: the caller of the enclosing function vouches for an open context.
+        let extended = unsafe { extended($context) }?;
+        // SAFETY: the marker says that the context lies in a verbs_context.
+        let size = unsafe { (*extended).sz };
+        if size < size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, $field) {
+            return None; // a library older than this operation
+        }
+        // SAFETY: the size says that the field is there.
+        unsafe { (*extended).$field }
+    }};
+}
+
+/// `ibv_modify_cq`, which is an inline function in C. `None` if there is no such operation.
 ///
 /// # Safety
 /// `cq` must be a live completion queue, and `attr` valid.
-pub(crate) unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
-    // SAFETY: `cq` is alive by contract, and so is its context.
+pub(crate) unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> Option<c_int> {
+    // SAFETY: `cq` is alive by contract; the field does not change.
     let context = unsafe { (*cq).context };
-    // SAFETY: the context of a live queue is open.
-    let Some(extended) = (unsafe { extended(context) }) else {
-        return libc::EOPNOTSUPP;
-    };
-    // SAFETY: the marker says that the context lies in a verbs_context.
-    let size = unsafe { (*extended).sz };
-    if size < size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, modify_cq) {
-        return libc::EOPNOTSUPP; // a library older than this operation
-    }
-    // SAFETY: the size says that the field is there.
-    let Some(modify_cq) = (unsafe { (*extended).modify_cq }) else {
-        return libc::EOPNOTSUPP;
-    };
+    let modify_cq = extended_op!(context, modify_cq)?;
     // SAFETY: the provider's function, with arguments valid by contract.
-    unsafe { modify_cq(cq, attr) }
+    Some(unsafe { modify_cq(cq, attr) })
+}
+
+/// `ibv_query_device_ex`, which is an inline function in C. `None` if there is no such operation.
+///
+/// # Safety
+/// `context` must be open, and `attr` zeroed.
+pub(crate) unsafe fn query_device_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr_ex,
+) -> Option<c_int> {
+    let query = extended_op!(context, query_device_ex)?;
+    let size = size_of::<ibv_device_attr_ex>();
+    // SAFETY: the provider's function, with arguments valid by contract and their true size.
+    Some(unsafe { query(context, std::ptr::null(), attr, size) })
 }
 
 #[cfg(test)]

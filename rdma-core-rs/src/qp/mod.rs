@@ -46,7 +46,6 @@ impl QpType {
 /// What a queue pair is to be.
 #[doc(alias = "ibv_qp_init_attr")]
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct QpConfig {
     /// The transport.
     pub qp_type: QpType,

@@ -32,7 +32,7 @@ impl QueuePair {
         // SAFETY: the queue pair lives; `wr` is a valid chain of one; its buffers are the caller's
         // promise.
         let ret = unsafe { sys::ibv_post_send(self.qp.as_ptr(), &raw mut wr.raw, &raw mut bad) };
-        one(ret, bad.is_null())
+        one(PostCall::Send, ret, bad.is_null())
     }
 
     /// Posts several requests to the send queue with one call, in order: one doorbell.
@@ -54,7 +54,7 @@ impl QueuePair {
         // SAFETY: the queue pair lives; `first` is a valid chain; its buffers are the caller's
         // promise.
         let ret = unsafe { sys::ibv_post_send(self.qp.as_ptr(), first, &raw mut bad) };
-        many(ret, first, bad, wrs.len())
+        many(PostCall::Send, ret, first, bad, wrs.len())
     }
 
     /// Posts one receive.
@@ -79,7 +79,7 @@ impl QueuePair {
         // SAFETY: the queue pair lives; `wr` is a valid chain of one; its buffers are the caller's
         // promise.
         let ret = unsafe { sys::ibv_post_recv(self.qp.as_ptr(), &raw mut wr.raw, &raw mut bad) };
-        one(ret, bad.is_null())
+        one(PostCall::Recv, ret, bad.is_null())
     }
 
     /// Posts several receives with one call, in order.
@@ -101,7 +101,7 @@ impl QueuePair {
         // SAFETY: the queue pair lives; `first` is a valid chain; its buffers are the caller's
         // promise.
         let ret = unsafe { sys::ibv_post_recv(self.qp.as_ptr(), first, &raw mut bad) };
-        many(ret, first, bad, wrs.len())
+        many(PostCall::Recv, ret, first, bad, wrs.len())
     }
 
     /// rxe answers EINVAL to a send before RTS, but keeps it in the ring and sends it after the
@@ -111,7 +111,7 @@ impl QueuePair {
         if self.can_send {
             Ok(())
         } else {
-            Err(PostError::refused())
+            Err(PostError::refused(PostCall::Send))
         }
     }
 
@@ -120,24 +120,46 @@ impl QueuePair {
         if self.can_receive {
             Ok(())
         } else {
-            Err(PostError::refused())
+            Err(PostError::refused(PostCall::Recv))
         }
     }
 }
 
 /// A request that was not posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("posting a work request: {}", io::Error::from_raw_os_error(*errno))]
+#[error("{}: {}", call.name(), io::Error::from_raw_os_error(*errno))]
 pub struct PostError {
     errno: i32,
+    call: PostCall,
     may_be_posted: bool,
 }
 
+/// The C function that was called. Small, so that a post's result fits into a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PostCall {
+    Send,
+    Recv,
+    SrqRecv,
+}
+
+impl PostCall {
+    fn name(self) -> &'static str {
+        match self {
+            PostCall::Send => "ibv_post_send",
+            PostCall::Recv => "ibv_post_recv",
+            PostCall::SrqRecv => "ibv_post_srq_recv",
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Result<(), PostError>>() <= 8);
+
 impl PostError {
     #[cold]
-    fn refused() -> PostError {
+    fn refused(call: PostCall) -> PostError {
         PostError {
             errno: libc::EINVAL,
+            call,
             may_be_posted: false,
         }
     }
@@ -174,17 +196,18 @@ pub struct PostListError {
 
 /// The result of posting one request. `bad_untouched`: the driver did not name a request.
 #[inline]
-pub(crate) fn one(ret: i32, bad_untouched: bool) -> Result<(), PostError> {
+pub(crate) fn one(call: PostCall, ret: i32, bad_untouched: bool) -> Result<(), PostError> {
     if ret == 0 {
         Ok(())
     } else {
-        Err(post_error(ret, bad_untouched))
+        Err(post_error(call, ret, bad_untouched))
     }
 }
 
 /// The result of posting `count` requests that lie in a row from `first` on.
 #[inline]
 pub(crate) fn many<W>(
+    call: PostCall,
     ret: i32,
     first: *const W,
     bad: *const W,
@@ -193,32 +216,39 @@ pub(crate) fn many<W>(
     if ret == 0 {
         Ok(())
     } else {
-        Err(post_list_error(ret, first, bad, count))
+        Err(post_list_error(call, ret, first, bad, count))
     }
 }
 
 #[cold]
-fn post_error(ret: i32, may_be_posted: bool) -> PostError {
+fn post_error(call: PostCall, ret: i32, may_be_posted: bool) -> PostError {
     let errno = sys::error_of(ret).raw_os_error().unwrap_or(libc::EIO);
     PostError {
         errno,
+        call,
         may_be_posted,
     }
 }
 
 #[cold]
-fn post_list_error<W>(ret: i32, first: *const W, bad: *const W, count: usize) -> PostListError {
+fn post_list_error<W>(
+    call: PostCall,
+    ret: i32,
+    first: *const W,
+    bad: *const W,
+    count: usize,
+) -> PostListError {
     let offset = bad.addr().wrapping_sub(first.addr());
     let posted = offset / size_of::<W>();
     if offset % size_of::<W>() == 0 && posted < count {
         PostListError {
             posted,
-            source: post_error(ret, false),
+            source: post_error(call, ret, false),
         }
     } else {
         PostListError {
             posted: count,
-            source: post_error(ret, true),
+            source: post_error(call, ret, true),
         }
     }
 }
@@ -284,18 +314,31 @@ mod tests {
     fn number_posted_is_the_distance_to_the_bad_one() {
         let wrs = [0u64; 4];
         let at = |i: usize| wrs.as_ptr().wrapping_add(i);
-        let error = many(libc::ENOMEM, at(0), at(2), 4).unwrap_err();
+        let error = many(PostCall::Send, libc::ENOMEM, at(0), at(2), 4).unwrap_err();
         assert_eq!((error.posted, error.source.is_queue_full()), (2, true));
         assert!(!error.source.may_be_posted());
-        assert_eq!(many(libc::EINVAL, at(0), at(0), 4).unwrap_err().posted, 0);
+        assert_eq!(
+            many(PostCall::Send, libc::EINVAL, at(0), at(0), 4)
+                .unwrap_err()
+                .posted,
+            0
+        );
     }
 
     #[test]
     fn without_a_bad_one_all_may_be_posted() {
         let wrs = [0u64; 4];
-        let error = many(libc::EIO, wrs.as_ptr(), ptr::null(), 4).unwrap_err();
+        let error = many(PostCall::Send, libc::EIO, wrs.as_ptr(), ptr::null(), 4).unwrap_err();
         assert_eq!((error.posted, error.source.may_be_posted()), (4, true));
-        assert!(one(libc::EIO, true).unwrap_err().may_be_posted());
-        assert!(!one(libc::ENOMEM, false).unwrap_err().may_be_posted());
+        assert!(
+            one(PostCall::Recv, libc::EIO, true)
+                .unwrap_err()
+                .may_be_posted()
+        );
+        assert!(
+            !one(PostCall::Recv, libc::ENOMEM, false)
+                .unwrap_err()
+                .may_be_posted()
+        );
     }
 }
