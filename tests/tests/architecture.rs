@@ -30,23 +30,25 @@ fn rust_files(dir: &Path, into: &mut Vec<PathBuf>) {
 fn files_that_opt_in() -> BTreeSet<String> {
     let mut files = Vec::new();
     rust_files(&root(), &mut files);
-    let opts_in = |path: &Path| {
-        let text = fs::read_to_string(path).expect("a source file");
-        text.lines()
-            .any(|line| line.trim_start().starts_with("#![allow(unsafe_code)]"))
-    };
-    let relative = |path: PathBuf| {
-        path.strip_prefix(root())
-            .expect("below the root")
-            .to_string_lossy()
-            .into_owned()
-    };
+    files.retain(|file| opts_in(file));
     files
-        .into_iter()
-        .filter(opts_in)
-        .map(relative)
-        .filter(|f| !is_test_code(f))
+        .iter()
+        .map(|file| relative(file))
+        .filter(|name| !is_test_code(name))
         .collect()
+}
+
+fn opts_in(file: &Path) -> bool {
+    let text = fs::read_to_string(file).expect("a source file");
+    text.lines()
+        .any(|line| line.trim_start().starts_with("#![allow(unsafe_code)]"))
+}
+
+fn relative(file: &Path) -> String {
+    file.strip_prefix(root())
+        .expect("below the root")
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn is_test_code(file: &str) -> bool {
