@@ -32,7 +32,7 @@ bitflags::bitflags! {
         /// Pages are not pinned but faulted in by the device (on-demand paging), where it can.
         #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
         const ON_DEMAND = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
-        /// The memory consists of huge pages; needed only with fork support.
+        /// The memory consists of huge pages. Not needed for them, and refused by some drivers.
         #[doc(alias = "IBV_ACCESS_HUGETLB")]
         const HUGETLB = ibv_access_flags::IBV_ACCESS_HUGETLB.0;
         /// The device may reorder its writes on the bus. Never poll on memory with this flag:

@@ -26,18 +26,23 @@ use crate::sys;
 /// Made by [`Context::async_events`]. Each event goes to one reader, of all readers of the open
 /// device. It can be used from any thread.
 ///
-/// ```no_run
-/// # use rdma_core_rs::{AsyncEvent, Context};
-/// # fn example(context: &Context) -> rdma_core_rs::Result<()> {
+/// ```
+/// use std::time::{Duration, Instant};
+///
+/// use rdma_core_rs::AsyncEvent;
+///
+/// # let fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
 /// let events = context.async_events()?;
-/// while let Some(event) = events.wait(None)? {
+/// # fabric.set_port(0, false);
+/// while let Some(event) = events.wait(Some(Instant::now() + Duration::from_millis(10)))? {
 ///     match event {
 ///         AsyncEvent::QpFatal { qp_num } => println!("queue pair {qp_num} is lost"),
 ///         AsyncEvent::PortErr { port } => println!("port {port} is down"),
 ///         other => println!("{other:?}"),
 ///     }
 /// }
-/// # Ok(()) }
+/// # Ok::<(), rdma_core_rs::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct AsyncEvents {

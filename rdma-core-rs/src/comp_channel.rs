@@ -30,16 +30,19 @@ use crate::sys;
 /// The order that misses nothing: [arm](CompletionQueue::req_notify) the queue, poll it **again**
 /// until it is empty, and only then wait. An event without a completion is normal.
 ///
-/// ```no_run
-/// # use rdma_core_rs::{CompletionChannel, CompletionQueue, Context};
-/// # fn example(context: &Context) -> rdma_core_rs::Result<()> {
-/// let channel = CompletionChannel::new(context)?;
-/// let cq = CompletionQueue::new(context, 16, Some(&channel))?;
+/// ```
+/// use rdma_core_rs::{CompletionChannel, CompletionQueue};
+///
+/// # let fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// let channel = CompletionChannel::new(&context)?;
+/// let cq = CompletionQueue::new(&context, 16, Some(&channel))?;
 /// cq.req_notify(false)?;
 /// // ... poll until empty ...
+/// # fabric.spurious_cq_event(fabric.cqs()[0].id);
 /// let event = channel.wait(None)?.expect("no deadline");
 /// assert!(event.is_for(&cq));
-/// # Ok(()) }
+/// # Ok::<(), rdma_core_rs::Error>(())
 /// ```
 #[doc(alias = "ibv_comp_channel")]
 #[derive(Clone)]

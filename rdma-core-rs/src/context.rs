@@ -5,9 +5,12 @@
 use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
+use std::fs::OpenOptions;
+use std::io;
 use std::mem::MaybeUninit;
 use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -55,18 +58,9 @@ impl Context {
         // SAFETY: `device` keeps the ibv_device alive during the call; the context takes its own
         // reference to it.
         let verbs = unsafe { sys::ibv_open_device(device.as_raw().as_ptr()) };
-        match sys::check_null("ibv_open_device", verbs) {
-            Ok(verbs) => Ok(Context::new(verbs, Origin::Opened)),
-            Err(Error::Call { source, .. })
-                if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM)) =>
-            {
-                Err(Error::PermissionDenied {
-                    path: device.file(),
-                    source,
-                })
-            }
-            Err(error) => Err(error),
-        }
+        let verbs = sys::check_null("ibv_open_device", verbs)
+            .map_err(|error| explain_failed_open(error, device.file()))?;
+        Ok(Context::new(verbs, Origin::Opened))
     }
 
     /// Wraps an open device that somebody else owns, such as the `verbs` of an `rdma_cm_id`.
@@ -249,6 +243,24 @@ impl Context {
     /// Whether this is a child of the process that opened the device.
     pub(crate) fn is_foreign_process(&self) -> bool {
         !self.inner.birth.is_here()
+    }
+}
+
+/// Tells a missing permission from other reasons.
+///
+/// libibverbs tries other ways after EACCES and reports how the last of them failed, so the file is
+/// asked.
+fn explain_failed_open(error: Error, file: PathBuf) -> Error {
+    let opened = OpenOptions::new().read(true).write(true).open(&file);
+    let denied = opened
+        .err()
+        .filter(|source| source.kind() == io::ErrorKind::PermissionDenied);
+    match (denied, error) {
+        (Some(source), _) => Error::PermissionDenied { path: file, source },
+        (None, Error::Call { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Error::PermissionDenied { path: file, source }
+        }
+        (None, error) => error,
     }
 }
 

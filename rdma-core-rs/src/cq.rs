@@ -25,15 +25,30 @@ use crate::wc::WorkCompletion;
 /// Make it at least as deep as the queues that feed it together: when it overflows, completions
 /// are lost, some devices tell it only by an asynchronous event, and the queue pairs go on (I7).
 ///
-/// ```no_run
-/// # use rdma_core_rs::{CompletionQueue, Context};
-/// # use std::mem::MaybeUninit;
-/// # fn example(context: &Context) -> rdma_core_rs::Result<()> {
-/// let cq = CompletionQueue::new(context, 128, None)?;
+/// ```
+/// use std::mem::MaybeUninit;
+///
+/// use rdma_core_rs::CompletionQueue;
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// let cq = CompletionQueue::new(&context, 128, None)?;
 /// let mut room = [const { MaybeUninit::uninit() }; 16];
 /// for wc in cq.poll(&mut room)? {
 ///     println!("{} ended: {}", wc.wr_id(), wc.status());
 /// }
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
+///
+/// What a poll returns lies in the room it was given, which cannot be used again before:
+///
+/// ```compile_fail,E0499
+/// # use std::mem::MaybeUninit;
+/// # fn example(cq: rdma_core_rs::CompletionQueue) -> rdma_core_rs::Result<()> {
+/// let mut room = [const { MaybeUninit::uninit() }; 16];
+/// let first = cq.poll(&mut room)?;
+/// let second = cq.poll(&mut room[..])?;
+/// println!("{first:?}");
 /// # Ok(()) }
 /// ```
 #[doc(alias = "ibv_cq")]

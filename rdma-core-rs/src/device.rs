@@ -19,7 +19,8 @@ use crate::sys::{self, ibv_node_type};
 ///
 /// The list is empty when the kernel has RDMA support but no device.
 ///
-/// ```no_run
+/// ```
+/// # let _fabric = fake_verbs::Fabric::new();
 /// for device in rdma_core_rs::devices()? {
 ///     println!("{} {}", device.name(), device.guid());
 /// }

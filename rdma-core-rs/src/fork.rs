@@ -41,6 +41,7 @@ impl Birth {
     }
 }
 
+#[cfg(not(miri))]
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }

@@ -5,6 +5,65 @@
 //! queues, regions before their domain, the device last. The names are those of the man pages, and
 //! the C names find the items in the search of this documentation.
 //!
+//! # Example
+//! Two queue pairs of one device, brought up by hand, and a message from one to the other. (Between
+//! hosts, `rdma-cm` finds the peer and exchanges what is exchanged here in variables.)
+//!
+//! ```
+//! use std::mem::MaybeUninit;
+//!
+//! use rdma_core_rs::{
+//!     Access, AddressVector, CompletionQueue, ProtectionDomain, QpAttr, QpConfig, QpState,
+//!     QueuePair, RecvWr, RegionSlice, SendWr, devices,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let _fabric = fake_verbs::Fabric::new();
+//! for device in devices()? {
+//!     println!("{} {}", device.name(), device.guid());
+//! }
+//! let context = devices()?.first().ok_or("no device")?.open()?;
+//! let gid = context.gid_table(1)?.pop().ok_or("port 1 has no address")?;
+//! let mtu = context.port_attr(1)?.active_mtu;
+//!
+//! let pd = ProtectionDomain::new(&context)?;
+//! let cq = CompletionQueue::new(&context, 64, None)?;
+//! let mut message = RegionSlice::alloc(&pd, 4096)?; // before the queue pairs: freed after them
+//! let room = message.split_off(2048);
+//! let mut sender = QueuePair::new(&pd, &QpConfig::rc(&cq, &cq))?;
+//! let mut receiver = QueuePair::new(&pd, &QpConfig::rc(&cq, &cq))?;
+//!
+//! let path = AddressVector::global(1, gid.gid, gid.index.try_into()?);
+//! let numbers = [sender.qp_num(), receiver.qp_num()];
+//! for (qp, peer) in [(&mut sender, numbers[1]), (&mut receiver, numbers[0])] {
+//!     let init = QpAttr::new().state(QpState::Init).port(1).pkey_index(0);
+//!     qp.modify(&init.access(Access::empty()))?;
+//!     let rtr = QpAttr::new().state(QpState::Rtr).path(&path).path_mtu(mtu).dest_qp_num(peer);
+//!     qp.modify(&rtr.rq_psn(0).max_dest_rd_atomic(1).min_rnr_timer(12))?;
+//!     let rts = QpAttr::new().state(QpState::Rts).sq_psn(0).timeout(14).retry_cnt(6);
+//!     qp.modify(&rts.rnr_retry(6).max_rd_atomic(1))?;
+//! }
+//!
+//! message[..5].copy_from_slice(b"hello");
+//! let (out, into) = ([message.sge_range(..5)?], [room.sge()]);
+//! // SAFETY: `room` is of the same domain, lives longer than the queue pairs (it was made before
+//! // them) and is looked at after the completion.
+//! unsafe { receiver.post_recv(&mut RecvWr::new(1, &into)) }?;
+//! // SAFETY: so it is with `message`, which is not written to any more.
+//! unsafe { sender.post_send(&mut SendWr::send(2, &out)) }?;
+//!
+//! let mut ended = 0;
+//! while ended < 2 {
+//!     let mut entries = [const { MaybeUninit::uninit() }; 16];
+//!     for wc in cq.poll(&mut entries)? {
+//!         println!("{} ended: {:?}", wc.wr_id(), wc.success()?.opcode());
+//!         ended += 1;
+//!     }
+//! }
+//! assert_eq!(&room[..5], b"hello");
+//! # Ok(()) }
+//! ```
+//!
 //! # Memory
 //! Registered memory belongs to this crate, in two kinds that do not mix:
 //! - [`RegionSlice`]: a unique range of memory that only the local device reaches. It derefs to

@@ -20,7 +20,8 @@ use crate::wr::SendWr;
 /// with invalidate; both are much cheaper than registering. It is bound to one part at a time.
 ///
 /// ```no_run
-/// # use rdma_core_rs::{Access, MemoryWindow, QueuePair, SharedRegion};
+/// use rdma_core_rs::{Access, MemoryWindow, QueuePair, SharedRegion};
+///
 /// # fn example(qp: &mut QueuePair, region: &SharedRegion) -> rdma_core_rs::Result<()> {
 /// let mut window = MemoryWindow::new(qp.pd())?;
 /// let mut bind = window.bind(1, &region.slice(0..64)?, Access::REMOTE_READ)?;

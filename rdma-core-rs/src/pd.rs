@@ -14,11 +14,14 @@ use crate::sys;
 ///
 /// A handle; clones mean the same domain. It is freed with its last user.
 ///
-/// ```no_run
-/// # use rdma_core_rs::{Context, ProtectionDomain};
-/// # fn example(context: &Context) -> rdma_core_rs::Result<()> {
-/// let pd = ProtectionDomain::new(context)?;
-/// # Ok(()) }
+/// ```
+/// use rdma_core_rs::{ProtectionDomain, devices};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// let context = devices()?.first().expect("a device").open()?;
+/// let pd = ProtectionDomain::new(&context)?;
+/// assert!(pd.is_same(&pd.clone()));
+/// # Ok::<(), rdma_core_rs::Error>(())
 /// ```
 #[doc(alias = "ibv_pd")]
 #[derive(Clone)]

@@ -28,13 +28,16 @@ use crate::wr::Sge;
 /// a peer's access fails from then on. Bytes are read and written by copying. A copy is not a
 /// snapshot: a peer that writes at the same time may be seen halfway.
 ///
-/// ```no_run
-/// # use rdma_core_rs::{Access, ProtectionDomain, SharedRegion};
-/// # fn example(pd: &ProtectionDomain) -> rdma_core_rs::Result<()> {
-/// let region = SharedRegion::alloc(pd, 4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+/// ```
+/// use rdma_core_rs::{Access, SharedRegion};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// let region = SharedRegion::alloc(&pd, 4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
 /// region.write_at(0, b"for the peer")?;
 /// let tell_the_peer: [u8; 20] = region.descriptor().to_bytes();
-/// # Ok(()) }
+/// # Ok::<(), rdma_core_rs::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct SharedRegion {
@@ -60,10 +63,9 @@ impl SharedRegion {
     pub fn alloc_with(
         pd: &ProtectionDomain,
         len: usize,
-        mut access: Access,
+        access: Access,
         pages: Pages,
     ) -> Result<SharedRegion> {
-        access.set(Access::HUGETLB, pages == Pages::Huge);
         let memory = Memory::zeroed(len, pages)?;
         Ok(SharedRegion {
             region: Region::register(pd, memory, access)?,

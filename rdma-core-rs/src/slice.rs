@@ -23,14 +23,17 @@ use crate::wr::Sge;
 /// touching it, until the completion: that is the contract of
 /// [`QueuePair::post_send`](crate::QueuePair::post_send).
 ///
-/// ```no_run
-/// # use rdma_core_rs::{ProtectionDomain, RegionSlice};
-/// # fn example(pd: &ProtectionDomain) -> rdma_core_rs::Result<()> {
-/// let mut first = RegionSlice::alloc(pd, 8192)?;
+/// ```
+/// use rdma_core_rs::RegionSlice;
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// let mut first = RegionSlice::alloc(&pd, 8192)?;
 /// let second = first.split_off(4096);
 /// first[..5].copy_from_slice(b"hello");
 /// assert_eq!((first.len(), second.len()), (4096, 4096));
-/// # Ok(()) }
+/// # Ok::<(), rdma_core_rs::Error>(())
 /// ```
 pub struct RegionSlice {
     ptr: NonNull<u8>,
@@ -62,7 +65,6 @@ impl RegionOptions {
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::ON_DEMAND, self.on_demand);
         access.set(Access::RELAXED_ORDERING, self.relaxed_ordering);
-        access.set(Access::HUGETLB, self.pages == Pages::Huge);
         access
     }
 }
@@ -100,6 +102,15 @@ impl RegionSlice {
     }
 
     /// Takes over the bytes of a `Vec` and registers them where they are.
+    ///
+    /// ```compile_fail,E0382
+    /// # use rdma_core_rs::{ProtectionDomain, RegionSlice};
+    /// # fn example(pd: &ProtectionDomain) -> rdma_core_rs::Result<()> {
+    /// let mut bytes = vec![1, 2, 3];
+    /// let slice = RegionSlice::from_vec(pd, bytes)?;
+    /// bytes.push(4); // not ours any more: the device may be reading them
+    /// # Ok(()) }
+    /// ```
     ///
     /// Allocate with [`alloc`](Self::alloc) where you can: a `Vec` shares its first and last page
     /// with other data.

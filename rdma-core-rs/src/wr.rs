@@ -90,13 +90,27 @@ impl fmt::Debug for Sge {
 /// default is unsignaled. A failed request always completes.)
 ///
 /// ```no_run
-/// # use rdma_core_rs::{QueuePair, RegionSlice, RemoteRegion, SendWr};
+/// use rdma_core_rs::{QueuePair, RegionSlice, RemoteRegion, SendWr};
+///
 /// # fn example(qp: &mut QueuePair, slice: RegionSlice, to: RemoteRegion) {
 /// let sges = [slice.sge()];
 /// let mut wr = SendWr::write(7, &sges, to).fence(true);
 /// // SAFETY: the slice lies in a region of the queue pair's domain, and we keep it and do not
 /// // write to it until the completion with wr_id 7.
 /// let posted = unsafe { qp.post_send(&mut wr) };
+/// # }
+/// ```
+///
+/// It borrows its elements, so it cannot outlive them:
+///
+/// ```compile_fail,E0597
+/// # use rdma_core_rs::{RegionSlice, SendWr};
+/// # fn example(slice: RegionSlice) {
+/// let wr = {
+///     let sges = [slice.sge()];
+///     SendWr::send(1, &sges)
+/// };
+/// println!("{wr:?}");
 /// # }
 /// ```
 #[doc(alias = "ibv_send_wr")]

@@ -202,6 +202,34 @@ impl QpCaps {
 /// at once. It can be moved to another thread. Dropping it destroys it, and from then on the device
 /// does not touch what was posted to it; completions that were not polled may be lost. If the
 /// device refuses, the handle is leaked together with what it needs.
+///
+/// ```
+/// use rdma_core_rs::{CompletionQueue, QpConfig, QpState, QueuePair};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// let cq = CompletionQueue::new(&context, 64, None)?;
+/// let config = QpConfig { max_send_wr: 32, max_inline_data: 64, ..QpConfig::rc(&cq, &cq) };
+/// let qp = QueuePair::new(&pd, &config)?;
+/// assert!(qp.caps().max_send_wr >= 32);
+/// assert_eq!(qp.state()?, QpState::Reset);
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
+///
+/// Two posters on one queue pair do not compile:
+///
+/// ```compile_fail,E0499
+/// # use rdma_core_rs::{QueuePair, RecvWr, SendWr};
+/// # fn example(mut qp: QueuePair) {
+/// std::thread::scope(|scope| {
+///     // SAFETY: no buffers.
+///     scope.spawn(|| unsafe { qp.post_send(&mut SendWr::send(1, &[])) });
+///     // SAFETY: no buffers.
+///     scope.spawn(|| unsafe { qp.post_recv(&mut RecvWr::new(2, &[])) });
+/// });
+/// # }
+/// ```
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair {
     qp: NonNull<sys::ibv_qp>,
