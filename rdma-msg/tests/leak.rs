@@ -1,0 +1,33 @@
+//! Alone in its process: what is leaked here on purpose would be found by every other test.
+
+#![allow(clippy::unwrap_used)] // a failure is the test's
+
+mod common;
+
+use common::{filled, manual, pair_with, small};
+use fake_verbs::{Delivery, Fabric};
+use rdma_msg::Outcome;
+
+const EBUSY: i32 = 16;
+
+#[test]
+fn a_queue_pair_that_cannot_be_destroyed_is_leaked_with_its_buffers() {
+    let fabric = Fabric::new();
+    let (client, server) = pair_with(&manual(), &small());
+    let worker = client.worker().clone();
+    let full = worker.available();
+    fabric.set_delivery(Delivery::Manual);
+    let send = client.send(filled(&client, b"never freed")).unwrap();
+    fabric.fail_nth("ibv_destroy_qp", 0, EBUSY);
+    fabric.hold_completions();
+
+    drop(client);
+
+    let error = send.wait().unwrap_err();
+    assert_eq!(error.outcome, Outcome::Unknown);
+    assert!(error.buf.is_none(), "the NIC may still read it");
+    assert_eq!(worker.available(), full - 1);
+    assert_eq!(worker.stats().leaked, 1);
+    drop((server, worker));
+    fabric.abandon();
+}
