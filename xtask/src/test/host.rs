@@ -2,6 +2,7 @@
 
 use super::Tally;
 use super::libtest::Report;
+use super::suite::NEEDS_RXE;
 use crate::cargo::Executable;
 use anyhow::{Context, Result};
 use std::io::{BufRead, BufReader};
@@ -58,7 +59,11 @@ pub(crate) fn run_all(what: &str, command: Command, tally: &mut Tally) -> Result
     for name in &report.failed {
         tally.fail(format!("{what}: {name}"));
     }
-    for (name, reason) in &report.ignored {
+    for (name, reason) in report
+        .ignored
+        .iter()
+        .filter(|(_, reason)| !reason.starts_with(NEEDS_RXE))
+    {
         tally.skip(format!("{what}: {name}: {reason}"));
     }
     if !run.success && report.failed.is_empty() {

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::process::{Command, Stdio};
 
 /// The tests of the built executables. Doc tests are not in it: only rustdoc knows them.
+#[derive(Default)]
 pub(crate) struct Suite {
     pub(crate) tests: Vec<Test>,
 }
@@ -32,7 +33,7 @@ pub(crate) enum Place {
 }
 
 /// How the reason of an ignored test begins that needs RDMA devices.
-const NEEDS_RXE: &str = "needs an RDMA device";
+pub(crate) const NEEDS_RXE: &str = "needs an RDMA device";
 
 impl Suite {
     /// Builds everything that tests use and asks the executables for their tests.
