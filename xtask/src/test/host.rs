@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 /// An executable that is silent for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs these tests of one executable.
 pub(crate) fn run(executable: &Executable, names: &[&str], tally: &mut Tally) -> Result<()> {
@@ -24,7 +24,7 @@ pub(crate) fn run(executable: &Executable, names: &[&str], tally: &mut Tally) ->
         .args(names)
         .current_dir(&executable.folder)
         .env("CARGO_MANIFEST_DIR", &executable.folder);
-    let run = follow(command)?;
+    let run = follow(command, PATIENCE)?;
     let report = Report::read(&run.output);
     tally.passed += report.passed.len();
     for name in names {
@@ -51,9 +51,14 @@ pub(crate) fn run(executable: &Executable, names: &[&str], tally: &mut Tally) ->
 }
 
 /// Runs a command that drives test executables by itself (doc tests, Miri) and counts what it prints.
-pub(crate) fn run_all(what: &str, command: Command, tally: &mut Tally) -> Result<()> {
+pub(crate) fn run_all(
+    what: &str,
+    command: Command,
+    patience: Duration,
+    tally: &mut Tally,
+) -> Result<()> {
     println!("\n{what}");
-    let run = follow(command)?;
+    let run = follow(command, patience)?;
     let report = Report::read(&run.output);
     tally.passed += report.passed.len();
     for name in &report.failed {
@@ -81,7 +86,7 @@ struct Run {
 }
 
 /// Shows and keeps what the command prints, and stops it when it has been silent for too long.
-fn follow(mut command: Command) -> Result<Run> {
+fn follow(mut command: Command, patience: Duration) -> Result<Run> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -105,7 +110,7 @@ fn follow(mut command: Command) -> Result<Run> {
     });
     let mut output = String::new();
     loop {
-        match lines.recv_timeout(PATIENCE) {
+        match lines.recv_timeout(patience) {
             Ok(line) => {
                 print!("{line}");
                 output.push_str(&line);
@@ -114,7 +119,7 @@ fn follow(mut command: Command) -> Result<Run> {
             Err(RecvTimeoutError::Timeout) => {
                 kill_group(&child);
                 child.wait()?;
-                let end = format!("silent for {} s: killed", PATIENCE.as_secs());
+                let end = format!("silent for {} s: killed", patience.as_secs());
                 return Ok(Run {
                     output,
                     success: false,

@@ -130,7 +130,7 @@ impl Run {
         let mut doc_tests = cargo();
         doc_tests.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
         doc_tests.arg("--").args(&self.filter);
-        host::run_all("doc tests", doc_tests, tally)
+        host::run_all("doc tests", doc_tests, host::PATIENCE, tally)
     }
 
     fn rxe(&self, tests: &[rxe::Test], tally: &mut Tally) -> Result<()> {

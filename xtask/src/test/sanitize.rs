@@ -9,6 +9,7 @@ use crate::cargo::{self, nightly_cargo};
 use crate::workspace;
 use anyhow::{Result, ensure};
 use std::process::Command;
+use std::time::Duration;
 
 /// Tests to run under Miri.
 struct UnderMiri {
@@ -30,7 +31,12 @@ const MIRI: &[UnderMiri] = &[
     UnderMiri {
         package: "rdma-cm",
         targets: &["--lib"],
-        tests: &["--skip", "the_loopback_address"],
+        tests: &[
+            "--skip",
+            "the_loopback_address",
+            "--skip",
+            "any_order_of_events",
+        ],
     },
     UnderMiri {
         package: "fake-verbs",
@@ -43,6 +49,9 @@ const MIRI: &[UnderMiri] = &[
         tests: &["tracker::", "lifecycle::"],
     },
 ];
+
+/// Miri is some hundred times slower than the processor.
+const MIRI_PATIENCE: Duration = Duration::from_secs(900);
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -105,8 +114,10 @@ pub(crate) fn miri(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
             Some(filter) => command.arg(filter),
             None => command.args(*tests),
         };
+        // A file that Miri keeps from the test is one that cannot be opened, not the end of the run.
+        command.env("MIRIFLAGS", "-Zmiri-isolation-error=hide");
         command.env("CARGO_TARGET_DIR", workspace::target().join("miri"));
-        host::run_all(&format!("Miri {package}"), command, tally)?;
+        host::run_all(&format!("Miri {package}"), command, MIRI_PATIENCE, tally)?;
     }
     Ok(())
 }
