@@ -15,6 +15,7 @@ pub(crate) mod number {
     pub(crate) const QP_FATAL: u32 = 1;
     pub(crate) const QP_REQ_ERR: u32 = 2;
     pub(crate) const QP_ACCESS_ERR: u32 = 3;
+    pub(crate) const COMM_EST: u32 = 4;
     pub(crate) const SQ_DRAINED: u32 = 5;
     pub(crate) const DEVICE_FATAL: u32 = 8;
     pub(crate) const PORT_ACTIVE: u32 = 9;

@@ -64,6 +64,8 @@ pub struct Config {
     pub overrun_is_fatal: bool,
     /// Whether LAST_WQE_REACHED is raised for a queue pair with a shared receive queue that enters the error state.
     pub last_wqe_event: bool,
+    /// Whether COMM_EST is raised for a queue pair that receives something in RTR.
+    pub comm_est_event: bool,
     /// Whether the responder of a refused access raises QP_ACCESS_ERR or QP_REQ_ERR.
     pub responder_events: bool,
     /// Bytes that can be registered before ENOMEM, the RLIMIT_MEMLOCK of the fake.
@@ -81,6 +83,7 @@ impl Default for Config {
             silent_peer: SilentPeer::Fail,
             overrun_is_fatal: true,
             last_wqe_event: true,
+            comm_est_event: true,
             responder_events: true,
             memlock: usize::MAX,
         }
@@ -96,6 +99,7 @@ impl Config {
             send_slots: SendSlots::FreedByExecution,
             overrun_is_fatal: false,
             last_wqe_event: false,
+            comm_est_event: false,
             responder_events: false,
             ..Self::default()
         }

@@ -178,12 +178,12 @@ impl World {
     /// The queue pair at the other end, if it answers.
     fn peer(&self, qp: usize) -> Result<usize, Wait> {
         let local = self.qps.get(&qp).ok_or(Wait::Silence)?;
-        let num = local.attr.dest_qp_num;
-        let (&addr, peer) = self
-            .qps
-            .iter()
-            .find(|(_, peer)| peer.num == num && peer.kind == local.kind)
+        let addr = *self
+            .qp_numbers
+            .get(&local.attr.dest_qp_num)
             .ok_or(Wait::Silence)?;
+        let peer = self.qps.get(&addr).filter(|peer| peer.kind == local.kind);
+        let peer = peer.ok_or(Wait::Silence)?;
         let reachable = self.reachable(local.device, peer.device)
             && self.answers_to(peer.device, local.attr.ah_attr.grh.dgid);
         if !reachable || peer.in_error() {
@@ -210,6 +210,7 @@ impl World {
 
     /// The responder's side of a request from `qp`.
     fn respond(&mut self, qp: usize, peer: usize, wqe: &SendWqe, data: &[u8]) -> Verdict {
+        self.communication_is_established(peer);
         let arrival = |imm, invalidated, opcode| Arrival {
             data,
             opcode,
@@ -250,6 +251,18 @@ impl World {
                 self.atomic(qp, peer, wqe, target, |old| old.wrapping_add(add))
             }
             Op::LocalInvalidate { .. } | Op::Bind { .. } => Verdict::Failed(IBV_WC_LOC_QP_OP_ERR),
+        }
+    }
+
+    fn communication_is_established(&mut self, peer: usize) {
+        let wanted = self.config.comm_est_event;
+        let Some(record) = self.qps.get_mut(&peer) else {
+            return;
+        };
+        let first = wanted && record.state == IBV_QPS_RTR && !record.comm_est_raised;
+        if first {
+            record.comm_est_raised = true;
+            self.raise_qp(peer, number::COMM_EST);
         }
     }
 

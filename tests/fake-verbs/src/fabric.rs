@@ -133,13 +133,13 @@ impl Fabric {
 
     /// A fabric with the given behaviour. Waits while another fabric exists.
     pub fn with(config: Config) -> Self {
+        crate::link::assert_linked();
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         while *taken {
             taken = FREE.wait(taken).unwrap_or_else(PoisonError::into_inner);
         }
         *taken = true;
         drop(taken);
-        crate::link::assert_linked();
         *lock() = Some(World::new(config));
         Self { checked: false }
     }
@@ -471,6 +471,12 @@ impl Fabric {
         });
     }
 
+    /// Loses the last message of the next `count` handshakes (the RTU): the active side is established, the passive side
+    /// does not learn it, unless it says so itself by `rdma_notify`.
+    pub fn lose_establish(&self, count: usize) {
+        with(|w| w.cm.lose_establish = count);
+    }
+
     /// Connects without an answer, and accepts without one, give up: UNREACHABLE with status -ETIMEDOUT.
     pub fn expire_connects(&self) {
         with(World::expire_connects);
@@ -555,6 +561,7 @@ impl Fabric {
             report += &format!("\n  left behind: {left:?}");
         }
         drop(world);
+        crate::world::wake_all();
         *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) = false;
         FREE.notify_one();
         (!report.is_empty()).then(|| format!("the fabric was not left in order:{report}"))
@@ -581,8 +588,10 @@ fn cq_addr(w: &World, cq: CqId) -> usize {
 }
 
 fn qp_addr(w: &World, qp_num: u32) -> usize {
-    let found = w.qps.iter().find(|(_, record)| record.num == qp_num);
-    found.map(|(&addr, _)| addr).expect("no such queue pair")
+    w.qp_numbers
+        .get(&qp_num)
+        .copied()
+        .expect("no such queue pair")
 }
 
 fn qp_info(w: &World, addr: usize) -> Option<QpInfo> {

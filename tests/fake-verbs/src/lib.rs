@@ -64,6 +64,8 @@ mod fabric;
 mod fault;
 mod inet;
 mod link;
+#[cfg(miri)]
+mod miri_poll;
 mod mr;
 mod packet;
 mod pd;
@@ -73,6 +75,7 @@ mod queue;
 mod srq;
 mod text;
 mod transition;
+mod unmodelled;
 mod world;
 
 pub use config::{Config, Delivery, ErrorFields, RecvInError, SendSlots, SilentPeer};

@@ -1,6 +1,7 @@
 //! Memory regions and windows, and the NIC's access to their memory.
 #![allow(unsafe_code)] // defines C symbols; reads and writes registered memory as a NIC does
 
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -100,6 +101,16 @@ impl Span {
 }
 
 impl Mr {
+    /// Looks at the ends of the memory: until it is deregistered a NIC may use it, so it must still be there.
+    /// Memory freed too early is found by the sanitizers here, even if nothing was ever sent.
+    fn touch(&self) {
+        for offset in [0, self.len - 1] {
+            let byte = self.addr.wrapping_add(offset).cast::<MaybeUninit<u8>>();
+            // SAFETY: inside the region, whose owner keeps the memory valid until it is deregistered, that is, after this.
+            unsafe { byte.read_volatile() };
+        }
+    }
+
     pub(crate) fn span(&self, addr: u64, len: u64) -> Option<Span> {
         let offset = usize::try_from(addr.checked_sub(self.iova)?).ok()?;
         let len = usize::try_from(len).ok()?;
@@ -178,6 +189,7 @@ impl World {
             return Err(libc::EBUSY);
         }
         self.check_unused(lkey);
+        self.mr(mr)?.touch();
         self.mrs.remove(&mr.addr());
         self.dead_keys.insert(lkey);
         Ok(())

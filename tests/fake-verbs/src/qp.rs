@@ -40,6 +40,7 @@ pub(crate) struct Qp {
     pub(crate) attr: ibv_qp_attr,
     pub(crate) groups: Vec<[u8; 16]>,
     last_wqe_raised: bool,
+    pub(crate) comm_est_raised: bool,
     pub(crate) async_unacked: u32,
 }
 
@@ -246,13 +247,7 @@ impl World {
 
     /// Oldest first, so that runs are repeatable.
     pub(crate) fn qps_in_order(&self) -> Vec<usize> {
-        let mut qps: Vec<(u32, usize)> = self
-            .qps
-            .iter()
-            .map(|(&addr, qp)| (qp.serial, addr))
-            .collect();
-        qps.sort_unstable();
-        qps.into_iter().map(|(_, addr)| addr).collect()
+        self.qp_numbers.values().copied().collect()
     }
 
     fn create_qp(&mut self, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Outcome<*mut ibv_qp> {
@@ -302,9 +297,11 @@ impl World {
             attr: unsafe { zeroed() },
             groups: Vec::new(),
             last_wqe_raised: false,
+            comm_est_raised: false,
             async_unacked: 0,
         };
         self.qps.insert(ptr.addr(), qp);
+        self.qp_numbers.insert(num, ptr.addr());
         Ok(ptr)
     }
 
@@ -357,6 +354,7 @@ impl World {
             qp.sq.clear();
             qp.rq.clear();
             qp.last_wqe_raised = false;
+            qp.comm_est_raised = false;
         }
     }
 
@@ -488,8 +486,9 @@ impl World {
             self.violation_unless_planned("the queue pair is still attached to a multicast group");
             return Err(libc::EBUSY);
         }
-        let unacked = record.async_unacked;
+        let (unacked, num) = (record.async_unacked, record.num);
         self.forget_events_of(Element::Qp(qp.addr()), unacked);
+        self.qp_numbers.remove(&num);
         self.qps.remove(&qp.addr());
         Ok(())
     }

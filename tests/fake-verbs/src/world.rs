@@ -39,6 +39,8 @@ pub(crate) struct World {
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) qps: Table<Qp>,
+    /// The same by number, which is also the order of their making.
+    pub(crate) qp_numbers: BTreeMap<u32, usize>,
     pub(crate) ahs: Table<AddressHandle>,
     pub(crate) cm: Cm,
     pub(crate) hold_completions: bool,
@@ -77,6 +79,7 @@ impl World {
             cqs: Table::new(),
             srqs: Table::new(),
             qps: Table::new(),
+            qp_numbers: BTreeMap::new(),
             ahs: Table::new(),
             cm: Cm::default(),
             hold_completions: false,
@@ -179,6 +182,11 @@ pub(crate) fn enter_blocking<T>(
         }
         guard = CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner);
     }
+}
+
+/// Wakes blocked calls, so that they find the fabric gone.
+pub(crate) fn wake_all() {
+    CHANGED.notify_all();
 }
 
 /// Convention of `ibv_destroy_*`, `ibv_modify_*`, `ibv_post_*`: zero or a positive errno.

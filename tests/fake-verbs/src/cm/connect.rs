@@ -177,10 +177,10 @@ impl World {
         } else {
             State::Responded
         };
-        let peer = record.peer.ok_or(libc::EINVAL)?;
-        if !self.link_between(id.addr(), peer) {
-            return Ok(());
-        }
+        let peer = record
+            .peer
+            .filter(|&peer| self.link_between(id.addr(), peer));
+        let Some(peer) = peer else { return Ok(()) };
         let (state, event, body) = match udp {
             false => {
                 let body = Body::Connection {
@@ -203,7 +203,7 @@ impl World {
         Ok(())
     }
 
-    fn link_between(&self, a: usize, b: usize) -> bool {
+    pub(crate) fn link_between(&self, a: usize, b: usize) -> bool {
         let device = |id: usize| self.cm.ids.get(&id).and_then(|id| id.device);
         match (device(a), device(b)) {
             (Some(a), Some(b)) => self.reachable(a, b),
@@ -221,7 +221,9 @@ impl World {
         }
         record.state = State::Established;
         let peer = record.peer;
-        if let Some(peer) = peer.filter(|&peer| self.link_between(id.addr(), peer)) {
+        if self.cm.lose_establish > 0 {
+            self.cm.lose_establish -= 1;
+        } else if let Some(peer) = peer.filter(|&peer| self.link_between(id.addr(), peer)) {
             self.established(peer);
         }
         Ok(())

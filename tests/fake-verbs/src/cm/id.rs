@@ -13,6 +13,10 @@ use crate::device::PKEY;
 use crate::inet;
 use crate::world::{Outcome, World, enter, minus_one};
 
+/// Reasons of a reject: the peer's application, or its kernel because the id went.
+const BY_CONSUMER: i32 = 28;
+const BY_TIMEOUT: i32 = 4;
+
 /// Where an id is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -278,14 +282,14 @@ impl World {
                     .into_iter()
                     .for_each(|request| self.drop_id(request));
             }
-            State::Connecting => {
-                if let Some(peer) = record.peer {
-                    self.fail_id(peer, number::REJECTED, 4, Body::rejected(&[]));
-                }
-            }
-            State::Requested => {
-                if let Some(peer) = record.peer {
-                    self.fail_id(peer, number::REJECTED, 28, Body::rejected(&[]));
+            State::Connecting | State::Requested => {
+                let status = if record.state == State::Requested {
+                    BY_CONSUMER
+                } else {
+                    BY_TIMEOUT
+                };
+                if let Some(peer) = record.peer.filter(|&peer| self.link_between(id, peer)) {
+                    self.fail_id(peer, number::REJECTED, status, Body::rejected(&[]));
                 }
             }
             state if state.is_connected() || state == State::DisconnectGot => {

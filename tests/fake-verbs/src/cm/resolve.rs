@@ -74,7 +74,8 @@ impl World {
         match route {
             Route::Unroutable => return Err(libc::ENETUNREACH),
             Route::NoDevice => {
-                self.id(id)?.state = State::Failed;
+                // As in the kernel, the id may try again.
+                self.id(id)?.state = State::Bound;
                 self.notify(id.addr(), number::ADDR_ERROR, -libc::ENODEV, Body::Nothing);
                 return Ok(());
             }
