@@ -7,14 +7,14 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// `cargo` in the workspace's folder, set to a libclang that works.
-pub(crate) fn cargo() -> Command {
+/// `cargo` in the workspace's folder, set to a libclang that works. `arguments` are words between blanks.
+pub(crate) fn cargo(arguments: &str) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    prepared(Command::new(program))
+    prepared(Command::new(program), arguments)
 }
 
 /// The nightly toolchain's cargo, `None` if there is none.
-pub(crate) fn nightly_cargo() -> Option<Command> {
+pub(crate) fn nightly_cargo(arguments: &str) -> Option<Command> {
     let mut probe = Command::new("rustup");
     let found = probe
         .args(["run", "nightly", "cargo", "--version"])
@@ -24,10 +24,11 @@ pub(crate) fn nightly_cargo() -> Option<Command> {
     }
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo"]);
-    Some(prepared(command))
+    Some(prepared(command, arguments))
 }
 
-fn prepared(mut command: Command) -> Command {
+fn prepared(mut command: Command, arguments: &str) -> Command {
+    command.args(arguments.split_whitespace());
     if let Libclang::Beside(folder) = Libclang::here() {
         command.env("LIBCLANG_PATH", folder);
     }

@@ -51,18 +51,18 @@ enum Task {
 
 #[derive(Args)]
 struct PingPongArgs {
-    /// The operation that carries the data
-    #[arg(long, value_enum, default_value = "send")]
-    op: Op,
+    /// The operation that carries the data [default: send]
+    #[arg(long, value_enum)]
+    op: Option<Op>,
     /// Message sizes in bytes [default: 64,4096,65536,1048576]
     #[arg(long, value_name = "BYTES", value_delimiter = ',')]
     size: Vec<u64>,
     /// Iterations of each size
     #[arg(long, value_name = "N")]
     iters: Option<u64>,
-    /// How to wait for completions
-    #[arg(long, value_enum, default_value = "event")]
-    wait: Wait,
+    /// How to wait for completions [default: hybrid]
+    #[arg(long, value_enum)]
+    wait: Option<Wait>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -208,23 +208,29 @@ impl PingPongArgs {
         .run()
     }
 
+    /// What was asked for; the rest is left to the program.
     fn options(&self) -> Vec<OsString> {
-        let name = |value: clap::builder::PossibleValue| value.get_name().to_owned();
-        let mut options: Vec<String> = Vec::new();
-        let op = self.op.to_possible_value().map(name).unwrap_or_default();
-        let wait = self.wait.to_possible_value().map(name).unwrap_or_default();
-        options.extend(["--op".to_owned(), op, "--wait".to_owned(), wait]);
-        for size in &self.size {
-            options.extend(["--size".to_owned(), size.to_string()]);
-        }
-        if let Some(iters) = self.iters {
-            options.extend(["--iters".to_owned(), iters.to_string()]);
-        }
-        if self.json {
-            options.push("--json".to_owned());
-        }
-        options.into_iter().map(OsString::from).collect()
+        let sizes = self.size.iter().map(|size| ("--size", size.to_string()));
+        let options = [
+            ("--op", self.op.and_then(name_of)),
+            ("--wait", self.wait.and_then(name_of)),
+            ("--iters", self.iters.map(|iters| iters.to_string())),
+        ];
+        let options = options
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        let mut words: Vec<OsString> = options
+            .chain(sizes)
+            .flat_map(|(name, value)| [name.into(), value.into()])
+            .collect();
+        words.extend(self.json.then(|| "--json".into()));
+        words
     }
+}
+
+/// The word on the command line for a value.
+fn name_of(value: impl ValueEnum) -> Option<String> {
+    Some(value.to_possible_value()?.get_name().to_owned())
 }
 
 impl TestArgs {
@@ -325,17 +331,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_may_be_repeated_or_listed() {
+    fn the_ping_pong_is_told_what_was_asked_for_and_no_more() {
         let words = [
-            "xtask", "pingpong", "--size", "64,128", "--size", "1", "--json",
+            "xtask", "pingpong", "--size", "64,128", "--size", "1", "--json", "--op", "read",
         ];
         let Task::Pingpong(args) = Cli::try_parse_from(words).unwrap().task else {
             panic!("not the ping-pong")
         };
         let options = args.options();
         assert_eq!(
-            options[4..],
-            ["--size", "64", "--size", "128", "--size", "1", "--json"]
+            options,
+            [
+                "--op", "read", "--size", "64", "--size", "128", "--size", "1", "--json"
+            ]
         );
     }
 }

@@ -47,16 +47,9 @@ impl PingPong {
 
 /// Builds the program for speed and returns its path.
 fn build() -> Result<OsString> {
-    let mut command = cargo();
-    command.args([
-        "build",
-        "--release",
-        "--package",
-        "rdma-examples",
-        "--bin",
-        "pingpong",
-    ]);
-    let built = cargo::build(command)?;
+    let built = cargo::build(cargo(
+        "build --release --package rdma-examples --bin pingpong",
+    ))?;
     let found = built
         .into_iter()
         .find(|executable| executable.label.ends_with("::pingpong"));

@@ -127,9 +127,8 @@ impl Run {
         for (executable, names) in suite.on_host() {
             host::run(executable, &names, tally)?;
         }
-        let mut doc_tests = cargo();
-        doc_tests.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
-        doc_tests.arg("--").args(&self.filter);
+        let mut doc_tests = cargo("test --workspace --doc --all-features --no-fail-fast --");
+        doc_tests.args(&self.filter);
         host::run_all("doc tests", doc_tests, host::PATIENCE, tally)
     }
 
@@ -247,17 +246,8 @@ impl Drop for Plan {
 }
 
 fn doc_test_names(filter: Option<&str>) -> Result<Vec<String>> {
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--quiet",
-        "--workspace",
-        "--doc",
-        "--",
-        "--list",
-        "--format",
-        "terse",
-    ]);
+    let list = "test --quiet --workspace --doc --all-features -- --list --format terse";
+    let mut command = cargo(list);
     let output = command.args(filter).output().context("cannot run cargo")?;
     Ok(libtest::names(&String::from_utf8_lossy(&output.stdout)))
 }

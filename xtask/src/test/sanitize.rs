@@ -57,20 +57,13 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Runs the host's tests of executables built with AddressSanitizer.
 pub(crate) fn address(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
-    let Some(mut command) = nightly_cargo() else {
+    let Some(mut command) = nightly_cargo(
+        "test --workspace --exclude xtask --exclude rdma-examples --no-run --lib --tests --all-features",
+    ) else {
         skip("AddressSanitizer", tally);
         return Ok(());
     };
     println!("\nAddressSanitizer");
-    command.args([
-        "test",
-        "--workspace",
-        "--exclude",
-        "xtask",
-        "--no-run",
-        "--tests",
-        "--lib",
-    ]);
     command
         .args(["--target", TARGET])
         .env("RUSTFLAGS", "-Zsanitizer=address");
@@ -91,7 +84,7 @@ pub(crate) fn address(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
 
 /// Runs the listed tests under Miri.
 pub(crate) fn miri(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
-    if nightly_cargo().is_none() {
+    if nightly_cargo("").is_none() {
         skip("Miri", tally);
         return Ok(());
     }
@@ -102,13 +95,10 @@ pub(crate) fn miri(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
         tests,
     } in MIRI
     {
-        let Some(mut command) = nightly_cargo() else {
+        let Some(mut command) = nightly_cargo("miri test --package") else {
             return Ok(());
         };
-        command
-            .args(["miri", "test", "--package", package])
-            .args(*targets)
-            .arg("--");
+        command.arg(package).args(*targets).arg("--");
         // Several filters mean any of them, so the user's takes the place of ours.
         match filter {
             Some(filter) => command.arg(filter),

@@ -39,17 +39,10 @@ impl Suite {
     /// Builds everything that tests use and asks the executables for their tests.
     pub(crate) fn build() -> Result<Suite> {
         // Tests of the whole stack start the examples.
-        let mut examples = cargo();
-        examples.args([
-            "build",
-            "--package",
-            "rdma-examples",
-            "--bins",
-            "--examples",
-        ]);
-        cargo::build(examples)?;
-        let mut tests = cargo();
-        tests.args(["test", "--workspace", "--no-run"]);
+        cargo::build(cargo(
+            "build --workspace --exclude xtask --bins --examples --all-features",
+        ))?;
+        let tests = cargo("test --workspace --no-run --all-features");
         Suite::of(cargo::build(tests)?)
     }
 
