@@ -4,6 +4,11 @@
 //! knows nothing of that promise, so no `&[u8]` to such memory ever exists (I3): bytes are copied
 //! in and out, with atomic loads and stores, so that threads of this process that meet here do not
 //! race either.
+//!
+//! Atomics of different sizes on the same bytes count as a race in Rust, so there is one size: the
+//! aligned 8-byte word. Bytes at the ends of a copy that do not fill a word are read with all of
+//! it, and written by compare-and-swap: a peer's write to the neighbours is not undone, as it would
+//! be by a load and a store.
 
 #![allow(unsafe_code)] // turns the region's pointer into atomics
 
@@ -11,7 +16,7 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::access::Access;
 use crate::error::{Error, OutOfRange, Result};
@@ -231,9 +236,9 @@ impl SharedRegion {
                 len,
             });
         }
-        // SAFETY: 8 aligned bytes inside the region, which lives as long as `self`; all access of
-        // this process to shared memory is atomic, and an atomic may be changed from outside.
-        Ok(unsafe { AtomicU64::from_ptr(ptr.as_ptr().cast()) })
+        // SAFETY: an aligned word inside the region, which lives as long as `self`; and an atomic
+        // may be changed from outside.
+        Ok(unsafe { word_at(ptr.as_ptr()) })
     }
 }
 
@@ -334,33 +339,30 @@ impl SharedSlice {
     }
 }
 
-/// The length of the first part of `ptr..ptr + len` that is not made of whole aligned words.
-fn bytes_before_words(ptr: NonNull<u8>, len: usize) -> usize {
-    ptr.as_ptr().align_offset(WORD).min(len)
-}
-
-/// Copies out of shared memory: byte by byte to the first word, word by word, byte by byte again.
+/// Copies out of shared memory.
 ///
 /// # Safety
 /// `from` must be the start of `into.len()` bytes of a shared region that is alive.
 unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
-    let (head, rest) = into.split_at_mut(bytes_before_words(from, into.len()));
-    let from = from.as_ptr();
-    let words = from.wrapping_add(head.len());
-    let behind = words.wrapping_add(rest.len() / WORD * WORD);
+    let (mut word, skip) = word_of(from);
+    let (head, rest) = into.split_at_mut(head_len(skip, into.len()));
+    if !head.is_empty() {
+        // SAFETY: the word that `from` lies in.
+        let bytes = unsafe { load(word) };
+        head.copy_from_slice(&bytes[skip..skip + head.len()]);
+        word = word.wrapping_add(WORD);
+    }
     let mut chunks = rest.chunks_exact_mut(WORD);
-    for (i, byte) in head.iter_mut().enumerate() {
-        // SAFETY: `i` is below `into.len()` (contract).
-        *byte = unsafe { byte_at(from.wrapping_add(i)) }.load(Ordering::Relaxed);
+    for chunk in &mut chunks {
+        // SAFETY: the words follow each other, and those so far began below `into.len()`.
+        chunk.copy_from_slice(&unsafe { load(word) });
+        word = word.wrapping_add(WORD);
     }
-    for (i, chunk) in (&mut chunks).enumerate() {
-        // SAFETY: the i-th whole word below `into.len()`, aligned because `words` is.
-        let word = unsafe { word_at(words.wrapping_add(i * WORD)) };
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-    }
-    for (i, byte) in chunks.into_remainder().iter_mut().enumerate() {
-        // SAFETY: `behind + i` is below `into.len()` (contract).
-        *byte = unsafe { byte_at(behind.wrapping_add(i)) }.load(Ordering::Relaxed);
+    let tail = chunks.into_remainder();
+    if !tail.is_empty() {
+        // SAFETY: the word that the last of the bytes lie in.
+        let bytes = unsafe { load(word) };
+        tail.copy_from_slice(&bytes[..tail.len()]);
     }
 }
 
@@ -369,41 +371,76 @@ unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
 /// # Safety
 /// `into` must be the start of `from.len()` bytes of a shared region that is alive.
 unsafe fn copy_in(from: &[u8], into: NonNull<u8>) {
-    let (head, rest) = from.split_at(bytes_before_words(into, from.len()));
-    let into = into.as_ptr();
-    let words = into.wrapping_add(head.len());
-    let behind = words.wrapping_add(rest.len() / WORD * WORD);
+    let (mut word, skip) = word_of(into);
+    let (head, rest) = from.split_at(head_len(skip, from.len()));
+    if !head.is_empty() {
+        // SAFETY: the word that `into` lies in.
+        unsafe { merge(word, skip, head) };
+        word = word.wrapping_add(WORD);
+    }
     let chunks = rest.chunks_exact(WORD);
-    for (i, byte) in head.iter().enumerate() {
-        // SAFETY: `i` is below `from.len()` (contract).
-        unsafe { byte_at(into.wrapping_add(i)) }.store(*byte, Ordering::Relaxed);
-    }
-    for (i, byte) in chunks.remainder().iter().enumerate() {
-        // SAFETY: `behind + i` is below `from.len()` (contract).
-        unsafe { byte_at(behind.wrapping_add(i)) }.store(*byte, Ordering::Relaxed);
-    }
-    for (i, chunk) in chunks.enumerate() {
+    let tail = chunks.remainder();
+    for chunk in chunks {
         let mut bytes = [0; WORD];
         bytes.copy_from_slice(chunk);
-        // SAFETY: the i-th whole word below `from.len()`, aligned because `words` is.
-        let word = unsafe { word_at(words.wrapping_add(i * WORD)) };
-        word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
+        // SAFETY: the words follow each other, and those so far began below `from.len()`.
+        unsafe { word_at(word) }.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
+        word = word.wrapping_add(WORD);
+    }
+    if !tail.is_empty() {
+        // SAFETY: the word that the last of the bytes lie in.
+        unsafe { merge(word, 0, tail) };
     }
 }
 
 const WORD: usize = size_of::<u64>();
 
-/// # Safety
-/// `ptr` must point into a shared region that outlives the result.
-unsafe fn byte_at<'a>(ptr: *mut u8) -> &'a AtomicU8 {
-    // SAFETY: valid by contract; this process touches shared memory with atomics only.
-    unsafe { AtomicU8::from_ptr(ptr) }
+/// The aligned word that `ptr` points into, and how far into it.
+fn word_of(ptr: NonNull<u8>) -> (*mut u8, usize) {
+    let skip = ptr.as_ptr().addr() % WORD;
+    (ptr.as_ptr().wrapping_sub(skip), skip)
+}
+
+/// How many of `len` bytes lie in a first word that does not begin with them.
+fn head_len(skip: usize, len: usize) -> usize {
+    if skip == 0 { 0 } else { len.min(WORD - skip) }
 }
 
 /// # Safety
-/// `ptr` must point to 8 aligned bytes of a shared region that outlives the result.
+/// As for [`word_at`].
+unsafe fn load(word: *mut u8) -> [u8; WORD] {
+    // SAFETY: as by contract.
+    unsafe { word_at(word) }
+        .load(Ordering::Relaxed)
+        .to_ne_bytes()
+}
+
+/// Writes a part of a word and leaves the rest as it is, even if a peer or another thread is just
+/// changing that.
+///
+/// # Safety
+/// As for [`word_at`]; `at + from.len()` must be at most [`WORD`].
+unsafe fn merge(word: *mut u8, at: usize, from: &[u8]) {
+    // SAFETY: as by contract.
+    let word = unsafe { word_at(word) };
+    let mut old = word.load(Ordering::Relaxed);
+    loop {
+        let mut bytes = old.to_ne_bytes();
+        bytes[at..at + from.len()].copy_from_slice(from);
+        let new = u64::from_ne_bytes(bytes);
+        match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(found) => old = found,
+        }
+    }
+}
+
+/// # Safety
+/// `ptr` must point to an aligned word that holds bytes of a shared region that outlives the
+/// result.
 unsafe fn word_at<'a>(ptr: *mut u8) -> &'a AtomicU64 {
-    // SAFETY: valid and aligned by contract; this process touches shared memory with atomics only.
+    // SAFETY: the memory of a shared region is made of whole pages (`Memory::zeroed`), so a word
+    // that holds bytes of it lies in it; this process touches it by such words only.
     unsafe { AtomicU64::from_ptr(ptr.cast()) }
 }
 
@@ -436,5 +473,33 @@ mod tests {
                 assert!(whole[offset + data.len()..].iter().all(|&byte| byte == 0));
             }
         }
+    }
+    /// Nothing orders the threads, so Miri reports a race if a word is accessed in two sizes.
+    #[test]
+    fn threads_may_meet_in_a_word_and_lose_nothing() {
+        let memory = [const { AtomicU64::new(0) }; 2];
+        let start = || NonNull::new(memory.as_ptr().cast_mut().cast::<u8>()).unwrap();
+        std::thread::scope(|scope| {
+            for i in 0..11 {
+                scope.spawn(move || {
+                    // SAFETY: 11 bytes fit into two words.
+                    let at = unsafe { start().add(i) };
+                    for value in 1..=9 {
+                        // SAFETY: `at` is one byte of `memory`.
+                        unsafe { copy_in(&[value], at) };
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut whole = [0; 13];
+                // SAFETY: `memory` has 16 bytes.
+                unsafe { copy_out(start(), &mut whole) };
+                memory[0].load(Ordering::Relaxed);
+            });
+        });
+        let mut whole = [0; 16];
+        // SAFETY: `memory` has 16 bytes.
+        unsafe { copy_out(start(), &mut whole) };
+        assert_eq!(whole, [9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0, 0, 0, 0, 0]);
     }
 }
