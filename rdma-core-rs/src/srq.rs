@@ -139,7 +139,8 @@ impl Srq {
     ///
     /// # Safety
     /// As for [`QueuePair::post_recv`](crate::QueuePair::post_recv), until the completion was
-    /// polled or the last handle of this queue, and of the queue pairs using it, is gone.
+    /// polled, or every queue pair using this queue was destroyed with `Ok` and the last handle of
+    /// this queue is gone.
     ///
     /// # Errors
     /// [`PostError`], `ENOMEM` when the queue is full.

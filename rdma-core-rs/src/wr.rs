@@ -328,7 +328,8 @@ impl<'a> SendWr<'a> {
 
     /// Where a datagram goes: for queue pairs of type UD.
     ///
-    /// Keep the address handle until the completion.
+    /// A datagram queue pair takes only sends with a destination. Keep the address handle until the
+    /// completion.
     #[inline]
     #[must_use]
     pub fn to(mut self, ah: &'a AddressHandle, qp_num: u32, qkey: u32) -> Self {

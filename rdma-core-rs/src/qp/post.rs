@@ -5,8 +5,8 @@
 use std::io;
 use std::ptr;
 
-use super::QueuePair;
-use crate::sys;
+use super::{QpType, QueuePair};
+use crate::sys::{self, ibv_wr_opcode};
 use crate::wr::{RecvWr, SendWr};
 
 impl QueuePair {
@@ -14,19 +14,22 @@ impl QueuePair {
     ///
     /// # Safety
     /// - Every element of `wr` lies in a live region of this queue pair's protection domain (or
-    ///   the request is inline).
+    ///   the request is inline). Its address handle or memory window, if it has one, is of that
+    ///   domain too.
     /// - Until its completion was polled, or the queue pair destroyed with `Ok`, that memory is
-    ///   neither freed nor written (for reads and atomics: nor referenced at all). Inline: until
-    ///   this call returns. An unsignaled request completes with the next signaled one behind it.
+    ///   neither freed nor written (for reads and atomics: nor referenced at all), and the address
+    ///   handle is kept. Inline: until this call returns. An unsignaled request completes with the
+    ///   next signaled one behind it.
     ///
     /// # Errors
-    /// [`PostError`]: `EINVAL` when the queue pair cannot send yet or an element or inline limit
-    /// is passed, `ENOMEM` when the queue is full. Unless
+    /// [`PostError`]: `EINVAL` when the queue pair cannot send yet, an element or inline limit is
+    /// passed, or, on a datagram queue pair, the request is not a send with a
+    /// [destination](SendWr::to); `ENOMEM` when the queue is full. Unless
     /// [`may_be_posted`](PostError::may_be_posted), the request was not taken.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_send(&mut self, wr: &mut SendWr<'_>) -> Result<(), PostError> {
-        self.check_can_send()?;
+        self.check_can_send(std::slice::from_ref(wr))?;
         wr.raw.next = ptr::null_mut();
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair lives; `wr` is a valid chain of one; its buffers are the caller's
@@ -45,7 +48,7 @@ impl QueuePair {
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_send_list(&mut self, wrs: &mut [SendWr<'_>]) -> Result<(), PostListError> {
-        self.check_can_send()
+        self.check_can_send(wrs)
             .map_err(|source| PostListError { posted: 0, source })?;
         let Some(first) = link_sends(wrs) else {
             return Ok(());
@@ -105,10 +108,12 @@ impl QueuePair {
     }
 
     /// rxe answers EINVAL to a send before RTS, but keeps it in the ring and sends it after the
-    /// connect: the buffer may be gone by then. So such a post does not reach the device.
+    /// connect: the buffer may be gone by then. So such a post does not reach the device. Neither
+    /// does a datagram without a destination, whose address handle drivers follow unseen.
     #[inline]
-    fn check_can_send(&self) -> Result<(), PostError> {
-        if self.can_send {
+    fn check_can_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        let fits = self.qp_type != QpType::Ud || wrs.iter().all(is_datagram);
+        if self.can_send && fits {
             Ok(())
         } else {
             Err(PostError::refused(PostCall::Send))
@@ -123,6 +128,17 @@ impl QueuePair {
             Err(PostError::refused(PostCall::Recv))
         }
     }
+}
+
+/// Whether it is a send with a destination, the only request that a datagram queue pair takes.
+fn is_datagram(wr: &SendWr<'_>) -> bool {
+    let opcodes = [
+        ibv_wr_opcode::IBV_WR_SEND,
+        ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
+    ];
+    // SAFETY: every variant covers the pointer's bytes, and `SendWr` wrote one of them.
+    let ah = unsafe { wr.raw.wr.ud.ah };
+    opcodes.contains(&wr.raw.opcode) && !ah.is_null()
 }
 
 /// A request that was not posted.

@@ -37,6 +37,7 @@ macro_rules! for_all_scenarios {
             send_with_invalidate_closes_the_peers_window
             unreliable_connection_sends_and_writes
             datagram_arrives_behind_its_routing_header
+            datagram_without_a_destination_is_refused
             shared_receive_queue_feeds_two_queue_pairs
             shared_receive_queue_tells_when_it_runs_low
             too_many_elements_are_refused
@@ -515,6 +516,28 @@ pub fn datagram_arrives_behind_its_routing_header(bed: &Bed) {
         (a.qp.qp_num(), Some(42))
     );
     assert_eq!(&b.local[GRH..GRH + 5], b"hello");
+}
+
+pub fn datagram_without_a_destination_is_refused(bed: &Bed) {
+    let (mut a, b) = bed.pair(QpType::Ud);
+    let ah = AddressHandle::new(&bed.a.pd, &a.path_to(&b.address())).unwrap();
+    let sges = [a.local.sge_range(..5).unwrap()];
+    let remote = b.shared.descriptor();
+    let send = || SendWr::send(1, &sges).to(&ah, b.qp.qp_num(), QKEY);
+    let nowhere = || SendWr::send(2, &sges);
+    let no_send = || SendWr::write(3, &sges, remote);
+    for mut wr in [nowhere(), no_send(), no_send().to(&ah, b.qp.qp_num(), QKEY)] {
+        // SAFETY: the buffer belongs to the end, which outlives its queue pair.
+        let error = unsafe { a.qp.post_send(&mut wr) }.unwrap_err();
+        assert_eq!(
+            (error.errno(), error.may_be_posted()),
+            (libc::EINVAL, false)
+        );
+    }
+    // SAFETY: as above.
+    let error = unsafe { a.qp.post_send_list(&mut [send(), nowhere()]) }.unwrap_err();
+    assert_eq!((error.posted, error.source.errno()), (0, libc::EINVAL));
+    a.expect_nothing();
 }
 
 // --- shared receive queues ----------------------------------------------------------------------
