@@ -17,7 +17,8 @@ pub(crate) use rdma_sys::*;
 /// For functions that return 0 or a positive errno: `ibv_modify_*`, `ibv_destroy_*`,
 /// `ibv_dereg_mr`, `ibv_query_*`, `ibv_req_notify_cq`.
 ///
-/// A few providers return -1 and set errno instead; both are understood.
+/// A few providers return -1 and set errno instead, or the errno negated (rxe, when it refuses a
+/// post); all are understood.
 #[inline]
 pub(crate) fn check(call: &'static str, ret: c_int) -> Result<(), Error> {
     if ret == 0 {
@@ -48,13 +49,13 @@ pub(crate) fn check_null<T>(call: &'static str, ptr: *mut T) -> Result<NonNull<T
     NonNull::new(ptr).ok_or_else(|| Error::last(call))
 }
 
-/// The error behind a return value that is not zero: a positive errno, or errno itself.
+/// The error behind a return value that is not zero: an errno of either sign, or errno itself for
+/// -1.
 #[cold]
 pub(crate) fn error_of(ret: c_int) -> io::Error {
-    if ret > 0 {
-        io::Error::from_raw_os_error(ret)
-    } else {
-        io::Error::last_os_error()
+    match ret {
+        -1 => io::Error::last_os_error(),
+        errno => io::Error::from_raw_os_error(errno.saturating_abs()),
     }
 }
 
@@ -122,6 +123,16 @@ mod tests {
         let error = check("ibv_modify_qp", libc::EINVAL).unwrap_err();
         assert_eq!(error.errno(), Some(libc::EINVAL));
         assert!(error.to_string().starts_with("ibv_modify_qp"));
+    }
+
+    #[test]
+    fn negative_return_is_the_errno_too_unless_it_is_minus_one() {
+        // SAFETY: takes nothing.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: the calling thread's own errno.
+        unsafe { *errno = libc::ENOMEM };
+        assert_eq!(error_of(-libc::EINVAL).raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(error_of(-1).raw_os_error(), Some(libc::ENOMEM));
     }
 
     #[test]

@@ -642,6 +642,10 @@ pub fn too_many_elements_are_refused(bed: &Bed) {
     // SAFETY: as above.
     let received = unsafe { a.qp.post_recv(&mut RecvWr::new(1, &sges)) }.unwrap_err();
     assert!(!sent.may_be_posted() && !received.may_be_posted());
+    assert_eq!(
+        (sent.errno(), received.errno()),
+        (libc::EINVAL, libc::EINVAL)
+    );
     b.post_recv(2, &[]);
     a.post(SendWr::send(3, &[]));
     a.expect(3, WcOpcode::Send);
