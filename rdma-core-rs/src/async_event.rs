@@ -61,10 +61,12 @@ impl AsyncEvents {
     /// The next event, if there is one, already acknowledged. Never sleeps.
     ///
     /// # Errors
-    /// [`Call`](crate::Error::Call) naming `ibv_get_async_event`.
+    /// [`Call`](crate::Error::Call) naming `ibv_get_async_event`;
+    /// [`Forked`](crate::Error::Forked) in a child, where it would take the parent's event.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn try_event(&self) -> Result<Option<AsyncEvent>> {
+        self.context.check_process()?;
         let mut raw = RawEvent {
             element: Element {
                 object: ptr::null_mut(),

@@ -88,9 +88,11 @@ impl CompletionChannel {
     /// The next event, if there is one. Never sleeps.
     ///
     /// # Errors
-    /// [`Call`](crate::Error::Call) naming `ibv_get_cq_event`, if the channel is broken.
+    /// [`Call`](crate::Error::Call) naming `ibv_get_cq_event`, if the channel is broken;
+    /// [`Forked`](crate::Error::Forked) in a child, where it would take the parent's event.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn try_event(&self) -> Result<Option<CqEvent>> {
+        self.inner.context.check_process()?;
         let _gate = self.gate();
         loop {
             let mut cq = ptr::null_mut();

@@ -144,12 +144,14 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost.
+    /// [`Forked`](Error::Forked) in a child, where it would take the parent's completions.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'a>(
         &self,
         room: &'a mut [MaybeUninit<WorkCompletion>],
     ) -> Result<&'a [WorkCompletion]> {
+        self.inner.context.check_process()?;
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
         let first: *mut WorkCompletion = room.as_mut_ptr().cast();
         // SAFETY: `self` keeps the queue alive; there is room for `entries` completions, which
@@ -168,10 +170,11 @@ impl CompletionQueue {
     /// count. Completions that are already there cause no event: poll **after** arming.
     ///
     /// # Errors
-    /// [`Call`](Error::Call) naming `ibv_req_notify_cq`.
+    /// [`Call`](Error::Call) naming `ibv_req_notify_cq`; [`Forked`](Error::Forked) in a child.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
     pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        self.inner.context.check_process()?;
         // SAFETY: `self` keeps the queue alive.
         let ret = unsafe { sys::ibv_req_notify_cq(self.inner.cq.as_ptr(), solicited_only.into()) };
         sys::check("ibv_req_notify_cq", ret)

@@ -1,10 +1,11 @@
 //! Knowing that we are in a child of `fork`.
 //!
 //! A child shares the open device file with its parent, so a destroy or a modify issued there acts
-//! on the parent's objects, and memory that was registered may be missing from its address space.
-//! Objects therefore remember in which generation of the process they were made; calls on the slow
-//! path refuse to work in another, and `Drop` leaves the parent's objects alone. The data path
-//! makes no such check: posting is `unsafe`, and its contract covers it.
+//! on the parent's objects, and a poll or an event read there is lost to the parent. Memory that was
+//! registered may be missing from its address space. Objects therefore remember in which generation
+//! of the process they were made; safe calls refuse to work in another, and `Drop` leaves the
+//! parent's objects, and registered memory, alone. Posting makes no such check: it is `unsafe`, and
+//! its contract covers it.
 
 #![allow(unsafe_code)] // registers the fork handler
 
@@ -27,11 +28,13 @@ impl Birth {
     }
 
     /// Whether this is still the process in which the object was made.
+    #[inline]
     pub(crate) fn is_here(self) -> bool {
         self.0 == GENERATION.load(Ordering::Relaxed)
     }
 
     /// An error if this is a child of the process in which the object was made.
+    #[inline]
     pub(crate) fn check(self) -> Result<()> {
         if self.is_here() {
             Ok(())

@@ -122,20 +122,22 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if !self.pd.context().is_foreign_process() {
-            // SAFETY: we are the last owner; what was posted on the region has completed, or its
-            // queue pair is destroyed (contract of posting).
-            let ret = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
-            if let Err(error) = sys::check("ibv_dereg_mr", ret) {
-                log::error!(
-                    "{error}; {} bytes are leaked: the device may use them",
-                    self.len()
-                );
-                return;
-            }
+        if self.pd.context().is_foreign_process() {
+            // Its pages, and what the allocator keeps beside it, may be missing here
+            // (`MADV_DONTFORK`), so that freeing would fault.
+            return;
         }
-        // SAFETY: dropped here and nowhere else; the device can no longer reach the memory (or it
-        // is the parent's device, which never saw this process's copy).
+        // SAFETY: we are the last owner; what was posted on the region has completed, or its
+        // queue pair is destroyed (contract of posting).
+        let ret = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
+        if let Err(error) = sys::check("ibv_dereg_mr", ret) {
+            log::error!(
+                "{error}; {} bytes are leaked: the device may use them",
+                self.len()
+            );
+            return;
+        }
+        // SAFETY: dropped here and nowhere else; the device can no longer reach the memory.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // forks
 #![cfg(not(miri))] // Miri cannot fork
 
+use std::mem::MaybeUninit;
+
 use fake_verbs::Fabric;
 use rdma_core_rs::{
     Access, CompletionChannel, CompletionQueue, Error, MemoryWindow, ProtectionDomain, QpConfig,
@@ -15,6 +17,7 @@ fn child_is_refused_and_destroys_nothing() {
     let pd = ProtectionDomain::new(&context).unwrap();
     let channel = CompletionChannel::new(&context).unwrap();
     let cq = CompletionQueue::new(&context, 8, Some(&channel)).unwrap();
+    let events = context.async_events().unwrap();
     let srq = Srq::new(&pd, 8, 1).unwrap();
     let mut qp = QueuePair::new(&pd, &QpConfig::rc(&cq, &cq)).unwrap();
     let slice = RegionSlice::alloc(&pd, 8).unwrap();
@@ -29,13 +32,19 @@ fn child_is_refused_and_destroys_nothing() {
             && matches!(qp.to_error(), Err(Error::Forked))
             && matches!(cq.resize(9), Err(Error::Forked))
             && matches!(srq.arm_limit(1), Err(Error::Forked))
+            && matches!(cq.poll(&mut [MaybeUninit::uninit()]), Err(Error::Forked))
+            && matches!(cq.req_notify(false), Err(Error::Forked))
+            && matches!(channel.try_event(), Err(Error::Forked))
+            && matches!(events.try_event(), Err(Error::Forked))
             && matches!(RegionSlice::alloc(&pd, 8), Err(Error::Forked));
         let qp = match qp.destroy() {
             Err((qp, Error::Forked)) => qp,
             // SAFETY: ends the child.
             _ => unsafe { libc::_exit(2) },
         };
-        drop((window, shared, slice, qp, srq, cq, channel, pd, context));
+        drop((
+            slice, window, shared, qp, srq, cq, channel, events, pd, context,
+        ));
         let untouched = fabric.destroys_made() == destroyed;
         // SAFETY: ends the child without running what belongs to the parent.
         unsafe { libc::_exit(if refused && untouched { 0 } else { 1 }) };
