@@ -168,13 +168,15 @@ fn is_memlock(source: &io::Error, limit: u64) -> bool {
 
 /// The soft limit in bytes; `None` if there is none.
 fn memlock_limit() -> Option<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is a local that the function fills in.
-    let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    parse_memlock_limit(&limits)
+}
+
+fn parse_memlock_limit(limits: &str) -> Option<u64> {
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok() // "unlimited" is no number
 }
 
 /// Whether the process has CAP_IPC_LOCK, to which the limit does not apply.
@@ -203,6 +205,18 @@ mod tests {
         assert!(is_memlock(&error(libc::EPERM), 0));
         assert!(!is_memlock(&error(libc::EPERM), 65536));
         assert!(!is_memlock(&error(libc::EINVAL), 0));
+    }
+
+    #[test]
+    fn limit_is_the_soft_one() {
+        let limits =
+            "Max processes 1 2 processes\nMax locked memory         65536   8388608  bytes\n";
+        assert_eq!(parse_memlock_limit(limits), Some(65536));
+        assert_eq!(
+            parse_memlock_limit("Max locked memory  unlimited unlimited bytes"),
+            None
+        );
+        assert_eq!(parse_memlock_limit(""), None);
     }
 
     #[test]

@@ -115,7 +115,12 @@ fn poll_one(cq: &CompletionQueue) -> rdma_core_rs::Result<Option<rdma_core_rs::W
 
 #[test]
 fn any_call_may_fail_and_is_named_and_nothing_is_left() {
-    for errno in [libc::EIO, libc::ENOMEM, libc::EINVAL] {
+    let errnos = if cfg!(miri) {
+        &[libc::EIO][..]
+    } else {
+        &[libc::EIO, libc::ENOMEM, libc::EINVAL]
+    };
+    for &errno in errnos {
         let mut called = Vec::new();
         for number in 0.. {
             let fabric = Fabric::new(); // dropped last: panics on a leak or a broken rule
