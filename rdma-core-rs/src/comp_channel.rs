@@ -239,10 +239,42 @@ impl CqEvents {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use fake_verbs::Fabric;
+
     use super::*;
+    use crate::devices;
 
     #[test]
     fn each_queue_has_its_own_id() {
         assert_ne!(CqEvents::new().cq_id, CqEvents::new().cq_id);
+    }
+
+    /// One thread has read an event and not counted it yet; another drops the queue. The destroy
+    /// must come after the count: else the real library waits for ever, and the fake reports it.
+    #[test]
+    fn event_being_read_is_counted_before_its_queue_is_destroyed() {
+        let fabric = Fabric::new();
+        let context = devices().unwrap()[0].open().unwrap();
+        let channel = CompletionChannel::new(&context).unwrap();
+        let cq = CompletionQueue::new(&context, 8, Some(&channel)).unwrap();
+        fabric.spurious_cq_event(fabric.cqs()[0].id);
+
+        let gate = channel.gate();
+        let (mut raw, mut events) = (ptr::null_mut(), ptr::null_mut());
+        let from = channel.inner.channel.as_ptr();
+        // SAFETY: the channel lives; the two pointers are locals to fill in.
+        let ret = unsafe { sys::ibv_get_cq_event(from, &raw mut raw, &raw mut events) };
+        assert_eq!(ret, 0);
+        let dropping = thread::spawn(move || drop(cq));
+        thread::sleep(Duration::from_millis(50)); // time to go wrong, not needed to go right
+        assert_eq!(fabric.count_of("ibv_destroy_cq"), 0);
+        // SAFETY: the queue's context, and the queue waits for the gate.
+        unsafe { &*events.cast::<CqEvents>() }.count(raw);
+        drop(gate);
+        dropping.join().unwrap();
+        assert_eq!(fabric.count_of("ibv_destroy_cq"), 1);
     }
 }

@@ -295,16 +295,24 @@ fn queue_pair_that_cannot_be_destroyed_comes_back() {
 fn queue_pair_refused_by_drop_keeps_what_the_device_may_reach() {
     let fabric = Fabric::new();
     let bed = Bed::open(A, B);
-    let End { qp, cq, .. } = End::new(&bed.a, QpType::Rc, |_| {});
+    let cq = || CompletionQueue::new(&bed.a.context, 8, None).unwrap();
+    let pd = ProtectionDomain::new(&bed.a.context).unwrap();
+    let mut config = QpConfig::rc(&cq(), &cq());
+    config.srq = Some(Srq::new(&pd, 8, 1).unwrap());
+    let qp = QueuePair::new(&pd, &config).unwrap();
     fabric.fail_nth("ibv_destroy_qp", 0, libc::EBUSY);
-    drop(qp);
-    drop(cq);
-    assert_eq!(fabric.live_objects().qps, 1);
-    assert_eq!(
-        fabric.live_objects().cqs,
-        1,
-        "the leaked queue pair still feeds it"
-    );
+
+    drop((qp, config, pd));
+
+    let left = fabric.live_objects();
+    assert_eq!((left.qps, left.cqs, left.srqs, left.pds), (1, 2, 1, 3));
+    for call in ["ibv_destroy_cq", "ibv_destroy_srq", "ibv_dealloc_pd"] {
+        assert_eq!(
+            fabric.count_of(call),
+            0,
+            "{call} while the queue pair lives"
+        );
+    }
     assert_eq!(fabric.take_violations(), Vec::<String>::new());
 }
 
