@@ -7,6 +7,7 @@
 
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ptr;
 
 /// A socket address in the form that C reads; it must outlive the call it is passed to.
 #[derive(Clone, Copy)]
@@ -18,6 +19,21 @@ impl RawAddr {
     /// The address for librdmacm, which takes it as `*mut` but does not write to it.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         (&raw mut self.storage).cast()
+    }
+
+    /// Copies an address of `len` bytes; what does not fit into any address is left out.
+    ///
+    /// # Safety
+    ///
+    /// `addr` must point to `len` readable bytes.
+    pub(crate) unsafe fn copy_from(addr: *const libc::sockaddr, len: usize) -> Self {
+        // SAFETY: sockaddr_storage is made of integers, for which zero is a valid value.
+        let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
+        let len = len.min(size_of::<libc::sockaddr_storage>());
+        // SAFETY: the caller vouches for `len` readable bytes; as many fit into the storage, which
+        // is a local and hence apart from them.
+        unsafe { ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast(), len) };
+        Self { storage }
     }
 
     /// The address as Rust knows it, or `None` if it is neither IPv4 nor IPv6.

@@ -541,7 +541,7 @@ impl Answer {
     }
 }
 
-fn check_family(peer: SocketAddr, source: Option<SocketAddr>) -> Result<()> {
+pub(crate) fn check_family(peer: SocketAddr, source: Option<SocketAddr>) -> Result<()> {
     match source {
         Some(source) if source.is_ipv4() != peer.is_ipv4() => Err(CmError::Config {
             field: "source",

@@ -131,13 +131,8 @@ fn read_addr(entry: &libc::ifaddrs) -> Option<SocketAddr> {
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    // SAFETY: sockaddr_storage is made of integers, for which zero is valid.
-    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    // SAFETY: an address of that family has `len` bytes, the storage has more, and they are apart.
-    unsafe {
-        ptr::copy_nonoverlapping(entry.ifa_addr.cast::<u8>(), (&raw mut storage).cast(), len)
-    };
-    RawAddr::from(storage).to_socket_addr()
+    // SAFETY: an address of that family has `len` bytes.
+    unsafe { RawAddr::copy_from(entry.ifa_addr, len) }.to_socket_addr()
 }
 
 /// The list of getifaddrs(3).

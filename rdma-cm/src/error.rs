@@ -191,6 +191,17 @@ pub enum CmError {
         peer: SocketAddr,
     },
 
+    /// The request cannot be answered any more: its peer has withdrawn it, or is gone.
+    #[error("{peer} has withdrawn its request ({call}: {source})")]
+    Withdrawn {
+        /// The peer.
+        peer: SocketAddr,
+        /// The C function that found out.
+        call: &'static str,
+        /// What it reported.
+        source: io::Error,
+    },
+
     /// More private data than the message can carry; nothing was sent.
     #[error("{asked} bytes of private data are too many: {message} carries {limit}")]
     PrivateDataTooLong {
@@ -248,6 +259,15 @@ pub enum CmError {
         source: rdma_core_rs::Error,
     },
 
+    /// A name could not be resolved.
+    #[error("cannot resolve {name}: {source}")]
+    Name {
+        /// The name of the host, and of the service.
+        name: String,
+        /// What the resolver reported.
+        source: io::Error,
+    },
+
     /// The step was over already: it had handed out its result, or failed.
     #[error("{step} is over: its result was handed out, or it failed")]
     Finished {
@@ -264,6 +284,8 @@ impl CmError {
             Self::NoConnectionManager { source }
             | Self::NoRoute { source, .. }
             | Self::AddressInUse { source, .. }
+            | Self::Withdrawn { source, .. }
+            | Self::Name { source, .. }
             | Self::Call { source, .. } => source.raw_os_error(),
             Self::Verbs { source, .. } => source.errno(),
             Self::Unreachable { status, .. } | Self::Event { status, .. } => status.errno(),
@@ -321,6 +343,17 @@ impl CmError {
         Self::DeviceRemoved {
             step,
             device: id.device_name().unwrap_or_else(|| "?".to_owned()),
+        }
+    }
+
+    /// A request reports nothing when its peer gives up; the next call on it is refused as one on an
+    /// id in the wrong state.
+    pub(crate) fn or_withdrawn(self, peer: SocketAddr) -> Self {
+        match self {
+            Self::Call { call, source, .. } if source.raw_os_error() == Some(libc::EINVAL) => {
+                Self::Withdrawn { peer, call, source }
+            }
+            other => other,
         }
     }
 

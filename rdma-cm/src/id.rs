@@ -53,7 +53,7 @@ pub enum PortSpace {
 }
 
 impl PortSpace {
-    const fn as_raw(self) -> sys::rdma_port_space::Type {
+    pub(crate) const fn as_raw(self) -> sys::rdma_port_space::Type {
         match self {
             Self::Tcp => sys::rdma_port_space::RDMA_PS_TCP,
             Self::Udp => sys::rdma_port_space::RDMA_PS_UDP,
@@ -322,7 +322,8 @@ impl CmId {
     ///
     /// # Errors
     ///
-    /// [`CmError::Call`]. An id that has no device yet is refused with `EINVAL`.
+    /// [`CmError::NoDevice`], and [`CmError::Call`]: an id that has no device yet is refused with
+    /// `EINVAL`.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&mut self, timeout: Duration) -> Result<()> {
         let call = CmError::call("rdma_resolve_route", Step::ResolveRoute, self.peer_addr());
@@ -331,7 +332,11 @@ impl CmId {
         }
         // SAFETY: the id is alive, ours alone, and has the device that the function looks at.
         let ret = unsafe { sys::rdma_resolve_route(self.raw.as_ptr(), milliseconds(timeout)) };
-        sys::check(ret).map_err(call)
+        sys::check(ret).map_err(|source| match (source.raw_os_error(), self.peer_addr()) {
+            // A loopback address gets this far: the kernel binds it to any device.
+            (Some(libc::ENODEV), Some(peer)) => CmError::no_device(peer),
+            _ => call(source),
+        })
     }
 
     /// The attributes, and their mask, that move a queue pair to `state` on behalf of this id.
@@ -466,6 +471,56 @@ impl CmId {
         // SAFETY: the id is alive, and only its number is used.
         let ret = unsafe { sys::rdma_notify(self.raw.as_ptr(), event) };
         sys::check(ret).map_err(CmError::call("rdma_notify", Step::Notify, self.peer_addr()))
+    }
+
+    // ----- multicast -----
+
+    /// Starts joining `group`; `MulticastJoin` or `MulticastError` follows.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::Call`], among others if the id has no device yet.
+    #[doc(alias = "rdma_join_multicast_ex")]
+    pub fn join_multicast(&mut self, group: SocketAddr, send_only: bool) -> Result<()> {
+        let mask = sys::rdma_cm_join_mc_attr_mask::RDMA_CM_JOIN_MC_ATTR_ADDRESS
+            | sys::rdma_cm_join_mc_attr_mask::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+        let flags = match send_only {
+            true => sys::rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
+            false => sys::rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_FULLMEMBER,
+        };
+        let mut addr = RawAddr::from(group);
+        let mut attr = sys::rdma_cm_join_mc_attr_ex {
+            comp_mask: mask.0,
+            join_flags: flags.0,
+            addr: addr.as_mut_ptr(),
+        };
+        // SAFETY: the id is alive and ours alone; the attributes and the address outlive the call,
+        // which copies them; the context may be null.
+        let ret =
+            unsafe { sys::rdma_join_multicast_ex(self.raw.as_ptr(), &mut attr, ptr::null_mut()) };
+        sys::check(ret).map_err(CmError::call(
+            "rdma_join_multicast_ex",
+            Step::JoinMulticast,
+            Some(group),
+        ))
+    }
+
+    /// Leaves `group`.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::Call`]: the id has not joined it.
+    #[doc(alias = "rdma_leave_multicast")]
+    pub fn leave_multicast(&mut self, group: SocketAddr) -> Result<()> {
+        let mut addr = RawAddr::from(group);
+        // SAFETY: the id is alive and ours alone, so that no event of it is unacknowledged, for
+        // which the call would wait; the address outlives the call.
+        let ret = unsafe { sys::rdma_leave_multicast(self.raw.as_ptr(), addr.as_mut_ptr()) };
+        sys::check(ret).map_err(CmError::call(
+            "rdma_leave_multicast",
+            Step::LeaveMulticast,
+            Some(group),
+        ))
     }
 
     // ----- what the id knows -----

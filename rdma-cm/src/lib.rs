@@ -78,6 +78,7 @@
 //! the steps belong to one thread at a time.
 
 mod addr;
+mod addrinfo;
 mod channel;
 mod connection;
 mod connector;
@@ -88,6 +89,7 @@ mod event;
 mod id;
 mod lease;
 mod listener;
+mod multicast;
 mod option;
 mod param;
 mod qp;
@@ -95,6 +97,7 @@ mod service;
 mod state;
 mod sys;
 
+pub use addrinfo::{AddrHints, AddrInfo, resolve_name};
 pub use channel::EventChannel;
 pub use connection::{Connection, ConnectionEvent};
 pub use connector::{Connecting, Connector, Resolved, Resolving};
@@ -103,6 +106,7 @@ pub use error::{CmError, Result, Step};
 pub use event::{EventStatus, EventType, RejectReason, SidrStatus};
 pub use id::{CmEvent, CmId, PortSpace, RawParam, UdParam};
 pub use listener::{Listener, Request};
+pub use multicast::{Join, Joining, Membership};
 pub use option::{IdOptions, ListenOptions};
 pub use param::{
     ConnParam, MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, Negotiated, RequestParam,

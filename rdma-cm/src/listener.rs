@@ -15,7 +15,9 @@ use crate::error::{CmError, Result, Step};
 use crate::event::EventType;
 use crate::id::{CmEvent, CmId, PortSpace};
 use crate::option::{IdOptions, ListenOptions};
-use crate::param::{ConnParam, MAX_ACCEPT_DATA, MAX_REJECT_DATA, RequestParam, check_private_data};
+use crate::param::{
+    ConnParam, MAX_ACCEPT_DATA, MAX_REJECT_DATA, Negotiated, RequestParam, check_private_data,
+};
 use crate::qp::{self, QpParam};
 use crate::state::State;
 
@@ -45,7 +47,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`CmError::AddressInUse`], [`CmError::NoDevice`] for an address of no device,
+    /// [`CmError::AddressInUse`]; [`CmError::NoDevice`] for an address of no device, and for a
+    /// loopback address, which the kernel would take for the wildcard, open to everyone;
     /// [`CmError::NoConnectionManager`], [`CmError::Config`], [`CmError::Call`].
     pub fn bind(addr: SocketAddr, options: &ListenOptions) -> Result<Self> {
         Self::bind_in(PortSpace::Tcp, addr, options)
@@ -120,6 +123,9 @@ impl Listening {
         addr: SocketAddr,
         options: &ListenOptions,
     ) -> Result<Self> {
+        if addr.ip().is_loopback() {
+            return Err(CmError::no_device(addr).with_candidates());
+        }
         let mut id = CmId::new(port_space)?;
         id.set_options(&options.id_options())?;
         id.bind(addr).map_err(CmError::with_candidates)?;
@@ -297,9 +303,9 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`CmError::Verbs`] or [`CmError::Call`]; the step may be tried again.
+    /// [`CmError::Withdrawn`] if the peer has given up, [`CmError::Verbs`] or [`CmError::Call`].
     pub fn init_qp(&mut self, qp: &mut QueuePair) -> Result<()> {
-        qp::to_init(&self.id, qp)?;
+        qp::to_init(&self.id, qp).map_err(|e| e.or_withdrawn(self.peer))?;
         self.initialised = Some(qp.qp_num());
         Ok(())
     }
@@ -313,8 +319,8 @@ impl Request {
     /// # Errors
     ///
     /// [`CmError::PrivateDataTooLong`] and [`CmError::Config`] for parameters that cannot be,
-    /// [`CmError::Verbs`], and [`CmError::Call`], also when the peer has given up. The request is
-    /// then rejected.
+    /// [`CmError::Withdrawn`] if the peer has given up, [`CmError::Verbs`] and [`CmError::Call`].
+    /// The request is then rejected.
     pub fn accept(mut self, qp: &mut QueuePair, param: &ConnParam) -> Result<Connection> {
         param.check("accept", MAX_ACCEPT_DATA)?;
         if self.initialised != Some(qp.qp_num()) {
@@ -322,8 +328,8 @@ impl Request {
         }
         let limit = qp::device_depths(&self.context)?.min(self.param.depths());
         let depths = param.depths_within(limit);
-        qp::to_rts(&self.id, qp, QpParam::new(param, depths))?;
-        self.id.accept(raw_param(param, depths, qp.qp_num()))?;
+        self.answer(qp, param, depths)
+            .map_err(|e| e.or_withdrawn(self.peer))?;
         Ok(Connection::new(
             self.id,
             State::Accepting,
@@ -333,14 +339,21 @@ impl Request {
         ))
     }
 
+    fn answer(&mut self, qp: &mut QueuePair, param: &ConnParam, depths: Negotiated) -> Result<()> {
+        qp::to_rts(&self.id, qp, QpParam::new(param, depths))?;
+        self.id.accept(raw_param(param, depths, qp.qp_num()))
+    }
+
     /// Rejects the request; `private_data`, at most 148 bytes, is for the peer's program.
     ///
     /// # Errors
     ///
     /// [`CmError::PrivateDataTooLong`], with which the request is rejected without data, and
-    /// [`CmError::Call`] if the peer has given up.
+    /// [`CmError::Withdrawn`] if the peer has given up.
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, "reject", MAX_REJECT_DATA)?;
-        self.id.reject(private_data)
+        self.id
+            .reject(private_data)
+            .map_err(|e| e.or_withdrawn(self.peer))
     }
 }
