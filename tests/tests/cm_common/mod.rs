@@ -1,14 +1,17 @@
 //! What the tests of the connection manager on soft-RoCE share: queue pairs with a message each
 //! way, the lab's addresses and faults, and counts of what a round may leave behind.
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its own part; a test may panic
+#![allow(unsafe_code)] // posting, and poll(2)
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rdma_cm::{
-    ConnParam, Connecting, Connection, Connector, ListenOptions, Listener, Request, Resolved,
+    ConnParam, Connecting, Connection, ConnectionEvent, Connector, ListenOptions, Listener,
+    Request, Resolved,
 };
 use rdma_core_rs::{
     CompletionQueue, Context, ProtectionDomain, QpConfig, QueuePair, RecvWr, RegionSlice, SendWr,
@@ -51,7 +54,11 @@ pub(crate) struct End {
     cq: CompletionQueue,
     inbox: RegionSlice,
     outbox: RegionSlice,
+    early: Vec<WorkCompletion>,
 }
+
+const RECV: u64 = 1;
+const SEND: u64 = 2;
 
 impl End {
     pub(crate) fn new(context: &Context) -> Self {
@@ -75,6 +82,7 @@ impl End {
             cq,
             inbox: RegionSlice::alloc(pd, 4096).unwrap(),
             outbox: RegionSlice::alloc(pd, 4096).unwrap(),
+            early: Vec::new(),
         }
     }
 
@@ -83,23 +91,24 @@ impl End {
     }
 
     /// Posts a receive of the whole inbox.
-    #[allow(unsafe_code)] // posting
     pub(crate) fn post_recv(&mut self) {
         let sge = [self.inbox.sge()];
         // SAFETY: the inbox is a live region of this domain, held by `self` for longer than the
         // queue pair (fields drop in order), and read only after its completion.
-        unsafe { self.qp.post_recv(&mut RecvWr::new(1, &sge)) }.unwrap();
+        unsafe { self.qp.post_recv(&mut RecvWr::new(RECV, &sge)) }.unwrap();
     }
 
-    #[allow(unsafe_code)] // posting
     pub(crate) fn send(&mut self, message: &[u8]) {
         self.outbox[..message.len()].copy_from_slice(message);
         let sge = [self.outbox.sge_range(..message.len()).unwrap()];
         // SAFETY: as in `post_recv`, and the outbox is written to only after the completion.
-        unsafe { self.qp.post_send(&mut SendWr::send(2, &sge).signaled(true)) }.unwrap();
+        unsafe {
+            self.qp
+                .post_send(&mut SendWr::send(SEND, &sge).signaled(true))
+        }
+        .unwrap();
     }
 
-    #[allow(unsafe_code)] // posting
     pub(crate) fn send_to(
         &mut self,
         message: &[u8],
@@ -109,39 +118,42 @@ impl End {
     ) {
         self.outbox[..message.len()].copy_from_slice(message);
         let sge = [self.outbox.sge_range(..message.len()).unwrap()];
-        let mut wr = SendWr::send(2, &sge).signaled(true).to(to, qp_num, qkey);
+        let mut wr = SendWr::send(SEND, &sge).signaled(true).to(to, qp_num, qkey);
         // SAFETY: as in `send`.
         unsafe { self.qp.post_send(&mut wr) }.unwrap();
     }
 
-    /// The next completion.
-    pub(crate) fn completion(&mut self) -> WorkCompletion {
+    /// The completion of `wr_id`; one of the other kind that comes first is kept. The two
+    /// directions of a queue pair complete in no order.
+    fn completion(&mut self, wr_id: u64) -> WorkCompletion {
         let until = Instant::now() + PATIENCE;
         loop {
-            let mut entry = [MaybeUninit::uninit(); 1];
-            if let [wc] = self.cq.poll(&mut entry).unwrap() {
-                return *wc;
+            if let Some(at) = self.early.iter().position(|wc| wc.wr_id() == wr_id) {
+                return self.early.remove(at);
             }
-            assert!(Instant::now() < until, "no completion");
-            std::thread::sleep(Duration::from_micros(200));
+            if !self.has_completion() {
+                assert!(Instant::now() < until, "no completion");
+                std::thread::sleep(Duration::from_micros(200));
+            }
         }
-    }
-
-    pub(crate) fn expect_sent(&mut self) {
-        let wc = self.completion();
-        assert_eq!((wc.wr_id(), wc.status()), (2, WcStatus::Success));
     }
 
     /// Whether a completion is there, without waiting.
     pub(crate) fn has_completion(&mut self) -> bool {
         let mut entry = [MaybeUninit::uninit(); 1];
-        !self.cq.poll(&mut entry).unwrap().is_empty()
+        self.early
+            .extend_from_slice(self.cq.poll(&mut entry).unwrap());
+        !self.early.is_empty()
+    }
+
+    pub(crate) fn expect_sent(&mut self) {
+        assert_eq!(self.completion(SEND).status(), WcStatus::Success);
     }
 
     /// What the inbox received.
     pub(crate) fn expect_received(&mut self) -> Vec<u8> {
-        let wc = self.completion();
-        assert_eq!((wc.wr_id(), wc.status()), (1, WcStatus::Success));
+        let wc = self.completion(RECV);
+        assert_eq!(wc.status(), WcStatus::Success);
         let len = wc.success().unwrap().byte_len() as usize;
         self.inbox[..len].to_vec()
     }
@@ -193,6 +205,31 @@ pub(crate) fn pair_by(
     ((end, connection), passive)
 }
 
+/// Waits until the descriptor of `step` is readable, as an event loop would.
+pub(crate) fn wait_readable(step: &impl AsFd) {
+    let fd = step.as_fd().as_raw_fd();
+    let mut entry = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let timeout = i32::try_from(PATIENCE.as_millis()).unwrap();
+    // SAFETY: one pollfd that outlives the call.
+    let ready = unsafe { libc::poll(&mut entry, 1, timeout) };
+    assert_eq!(ready, 1, "nothing happened");
+}
+
+/// Waits for the event that ends `connection`; on the passive side it may come with or without
+/// `Established` before it.
+pub(crate) fn wait_end(connection: &Connection) -> ConnectionEvent {
+    loop {
+        let event = connection.wait_event(soon()).unwrap();
+        if event.is_end() {
+            return event;
+        }
+    }
+}
+
 pub(crate) fn run(command: &str) -> String {
     let out = Command::new("sh").args(["-c", command]).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -226,8 +263,18 @@ impl Fault {
     }
 }
 
-/// Bringing a link up again brings back neither its IPv6 addresses nor the lab's routes.
-const LINK_UP: &str = "ip link set v0 up";
+/// Bringing a link up again brings back neither its IPv6 address nor the lab's routes.
+const LINK_UP: &str = "
+set -e
+ip link set v0 up
+for table in 10 main; do ip -4 route replace 192.168.99.2/32 dev v0 src 192.168.99.1 table $table; done
+ip -6 addr replace fd99::1/128 dev v0 nodad
+for table in 10 main; do ip -6 route replace fd99::2/128 dev v0 src fd99::1 table $table; done
+for i in $(seq 100); do
+    grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state && grep -q ^fd99: /sys/class/infiniband/rxe0/ports/1/gids/* && exit 0
+    sleep 0.1
+done
+exit 1";
 
 impl Drop for Fault {
     fn drop(&mut self) {
