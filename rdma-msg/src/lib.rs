@@ -12,6 +12,8 @@ mod poller;
 mod pool;
 mod post;
 mod stats;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod tracker;
 mod wait;
 mod worker;

@@ -15,6 +15,9 @@ use std::mem::{self, MaybeUninit};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
+#[cfg(feature = "tokio")]
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -63,6 +66,9 @@ pub(crate) struct WorkerInner {
     pd: ProtectionDomain,
     poller: Arc<Poller>,
     spin_time: Duration,
+    /// A task of a runtime polls it.
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    driven: AtomicBool,
 }
 
 /// What a foreign event loop has to do, see [`Worker::prepare_wait`].
@@ -117,6 +123,7 @@ impl Worker {
                 pd,
                 poller,
                 spin_time,
+                driven: AtomicBool::new(false),
             }),
         })
     }
@@ -172,7 +179,13 @@ impl Worker {
     /// looks at many endpoints in turn. Completions are looked at each time; the connection manager
     /// and the timers once in a while, and always after [`prepare_wait`](Worker::prepare_wait).
     pub fn poll(&self) -> usize {
-        self.inner.with(State::poll_step)
+        self.inner.with(|state| {
+            let count = state.poll_step();
+            if mem::take(&mut state.foreign) {
+                state.tend();
+            }
+            count
+        })
     }
 
     /// Prepares for a sleep of a foreign event loop: arms the completion queue and polls it again.
@@ -310,6 +323,25 @@ impl WorkerInner {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl WorkerInner {
+    pub(crate) fn poller_arc(&self) -> Arc<Poller> {
+        Arc::clone(&self.poller)
+    }
+
+    /// Takes note whether a task polls it; what it was before.
+    pub(crate) fn set_driven(&self, driven: bool) -> bool {
+        self.driven.swap(driven, Ordering::AcqRel)
+    }
+}
+
+impl Drop for WorkerInner {
+    fn drop(&mut self) {
+        // Whoever still watches the descriptor comes round, and sees that the worker is gone.
+        self.poller.kick();
+    }
+}
+
 /// Counters of what is not about one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
@@ -406,7 +438,7 @@ impl State {
     pub(crate) fn poll_step(&mut self) -> usize {
         let count = self.poll();
         self.untended += if count == 0 { EMPTY_POLL } else { 1 };
-        if self.untended >= TEND_AFTER || self.foreign {
+        if self.untended >= TEND_AFTER {
             self.tend();
         }
         count
@@ -543,7 +575,6 @@ impl State {
     /// Looks at everything that is not a completion, without waiting.
     #[cold]
     pub(crate) fn tend(&mut self) {
-        self.foreign = false;
         loop {
             let batch = self.poller.wait(Some(Duration::ZERO));
             self.handle(&batch);
@@ -551,7 +582,11 @@ impl State {
                 break;
             }
         }
-        self.poll();
+        // The event that would have woken a sleeper may just have been fetched here: it has to come
+        // round and arm again, or it would sleep for ever.
+        if !self.armed && (self.foreign || self.leader.is_some()) {
+            self.poller.kick();
+        }
     }
 
     /// Handles what a wait brought, completions first, and runs the timers.
@@ -568,7 +603,10 @@ impl State {
                 Ready::Completions => {}
                 Ready::Kick => {
                     self.counters.kicks += 1;
-                    self.poller.calm();
+                    // A kick may be meant for the leader, who would go on sleeping without it.
+                    if self.leader.is_none() {
+                        self.poller.calm();
+                    }
                     self.refill_dry();
                 }
                 Ready::Endpoint(index) => self.link_news(index),
@@ -698,8 +736,8 @@ impl State {
         }
         if let Some(next) = self.followers.pop() {
             self.wakers.push(next);
-        } else if self.foreign && !self.armed {
-            // The event that would have woken the foreign loop was fetched by us.
+        } else if self.foreign {
+            // A foreign loop has left the events and the timers to the leader.
             self.poller.kick();
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use rdma_cm::{Connector, ListenOptions};
+use rdma_cm::{Connector, ListenOptions, Resolved, Resolving};
 
 use super::state::Link;
 use super::{Endpoint, post_recv};
@@ -157,8 +157,13 @@ impl Incoming {
     /// [`OpenError`]; the request is rejected then.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self) -> Result<Endpoint, OpenError> {
-        let worker = Worker::new(&self.request.context(), &self.config.private_worker())?;
+        let worker = self.private_worker()?;
         self.accept_with(&worker)?.wait()
+    }
+
+    /// A worker for this one.
+    pub(crate) fn private_worker(&self) -> Result<Worker, OpenError> {
+        Worker::new(&self.request.context(), &self.config.private_worker())
     }
 
     /// Accepts on a worker that is there; wait for the result, or await it.
@@ -231,8 +236,7 @@ impl Opening {
         peer: SocketAddr,
         config: &EndpointConfig,
     ) -> Result<Opening, OpenError> {
-        config.check()?;
-        let resolving = connector(peer, config).start()?;
+        let resolving = Opening::resolve(peer, config)?;
         let deadline = resolving.deadline();
         Opening::start(
             worker,
@@ -253,7 +257,25 @@ impl Opening {
         config.check()?;
         let resolved = connector(peer, config).resolve()?;
         let worker = Worker::new(&resolved.context(), &config.private_worker())?;
-        Opening::start(&worker, config, Link::None, |state, index| {
+        Opening::resolved(&worker, resolved, config)
+    }
+
+    /// Starts to resolve the peer.
+    pub(crate) fn resolve(
+        peer: SocketAddr,
+        config: &EndpointConfig,
+    ) -> Result<Resolving, OpenError> {
+        config.check()?;
+        Ok(connector(peer, config).start()?)
+    }
+
+    /// Goes on from there.
+    pub(crate) fn resolved(
+        worker: &Worker,
+        resolved: Resolved,
+        config: &EndpointConfig,
+    ) -> Result<Opening, OpenError> {
+        Opening::start(worker, config, Link::None, |state, index| {
             state.resolved(index, resolved, false)
         })
     }
