@@ -45,11 +45,61 @@ pub enum SilentPeer {
     Wait,
 }
 
+/// What the devices have at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests in a queue of a queue pair, or in a shared receive queue.
+    pub wr: u32,
+    /// Scatter/gather entries of a request.
+    pub sge: u32,
+    /// Bytes of inline data; rxe's limit.
+    pub inline: u32,
+    /// Entries of a completion queue.
+    pub cqe: u32,
+    /// Reads and atomics in flight, in either direction; at most 254.
+    pub rd_atomic: u8,
+    /// Bytes of a message.
+    pub msg: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            wr: 16_384,
+            sge: 32,
+            inline: 512,
+            cqe: 32_767,
+            rd_atomic: 128,
+            msg: 8 << 20,
+        }
+    }
+}
+
+/// What becomes of a send posted before the queue pair is connected; EINVAL in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EarlySend {
+    /// It is refused.
+    Refused,
+    /// It stays in the queue and goes out after the connect, as on rxe.
+    RefusedButKept,
+}
+
+/// Where an atomic on an address that is not a multiple of 8 fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misaligned {
+    /// At the responder: REM_INV_REQ_ERR.
+    AtResponder,
+    /// At the post: EINVAL, as on rxe.
+    AtPost,
+}
+
 /// The choices; [`Config::default`] is the strict side of each, [`Config::rxe`] the side rxe is on.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Number of devices: fake0 has 10.9.0.1 and fd09::1, fake1 10.9.0.2 and fd09::2, and so on.
     pub devices: usize,
+    /// What they have at most.
+    pub limits: Limits,
     /// When posted work is executed.
     pub delivery: Delivery,
     /// Receives posted in the error state.
@@ -58,6 +108,12 @@ pub struct Config {
     pub error_fields: ErrorFields,
     /// When send slots become free.
     pub send_slots: SendSlots,
+    /// Sends posted too early.
+    pub early_send: EarlySend,
+    /// Atomics on odd addresses.
+    pub misaligned: Misaligned,
+    /// Whether a `retry_cnt` of 7 means for ever, as on rxe.
+    pub seven_retries_are_infinite: bool,
     /// Requests to peers that do not answer.
     pub silent_peer: SilentPeer,
     /// Whether the overrun of a completion queue also moves its queue pairs to the error state and raises QP_FATAL.
@@ -76,10 +132,14 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             devices: 2,
+            limits: Limits::default(),
             delivery: Delivery::Auto,
             recv_in_error: RecvInError::Flush,
             error_fields: ErrorFields::Poison,
             send_slots: SendSlots::FreedByPoll,
+            early_send: EarlySend::Refused,
+            misaligned: Misaligned::AtResponder,
+            seven_retries_are_infinite: false,
             silent_peer: SilentPeer::Fail,
             overrun_is_fatal: true,
             last_wqe_event: true,
@@ -97,6 +157,9 @@ impl Config {
             recv_in_error: RecvInError::Pend,
             error_fields: ErrorFields::Zero,
             send_slots: SendSlots::FreedByExecution,
+            early_send: EarlySend::RefusedButKept,
+            misaligned: Misaligned::AtPost,
+            seven_retries_are_infinite: true,
             overrun_is_fatal: false,
             last_wqe_event: false,
             comm_est_event: false,

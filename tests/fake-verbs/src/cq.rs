@@ -9,7 +9,6 @@ use rdma_sys::*;
 use crate::async_event::{Element, number};
 use crate::cbox::{CBox, put, zeroed};
 use crate::config::ErrorFields;
-use crate::device::MAX_CQE;
 use crate::qp::Slot;
 use crate::queue::EventQueue;
 use crate::world::{Outcome, World, enter, enter_blocking, minus_one, null, positive};
@@ -139,8 +138,9 @@ impl World {
         channel: *mut ibv_comp_channel,
         vector: c_int,
     ) -> Outcome<*mut ibv_cq> {
+        let most = self.config.limits.cqe as c_int;
         self.context(context)?;
-        if !(1..=MAX_CQE).contains(&cqe) || !(0..2).contains(&vector) {
+        if !(1..=most).contains(&cqe) || !(0..2).contains(&vector) {
             return Err(libc::EINVAL);
         }
         if !channel.is_null() && self.channel(channel)?.context != context {
@@ -194,8 +194,9 @@ impl World {
     }
 
     fn resize_cq(&mut self, cq: *mut ibv_cq, cqe: c_int) -> Outcome<()> {
+        let most = self.config.limits.cqe as c_int;
         let record = self.cq(cq)?;
-        if !(1..=MAX_CQE).contains(&cqe) || (cqe as usize) < record.entries.len() {
+        if !(1..=most).contains(&cqe) || (cqe as usize) < record.entries.len() {
             return Err(libc::EINVAL);
         }
         record.depth = rounded(cqe as u32) as usize;

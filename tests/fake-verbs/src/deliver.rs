@@ -5,7 +5,7 @@ use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
 use crate::async_event::number;
 use crate::config::{Delivery, SilentPeer};
 use crate::cq::{Completion, Cqe};
-use crate::device::{MAX_MSG, MTU_BYTES};
+use crate::device::MTU_BYTES;
 use crate::mr::{Sge, Span, Target, access};
 use crate::packet;
 use crate::qp::{Destination, Op, Qp, RecvWqe, SendWqe, Slot};
@@ -65,7 +65,7 @@ impl World {
             .any(|qp| self.step_qp(qp, expired))
     }
 
-    fn step_qp(&mut self, qp: usize, expired: bool) -> bool {
+    pub(crate) fn step_qp(&mut self, qp: usize, expired: bool) -> bool {
         let Some(record) = self.qps.get(&qp) else {
             return false;
         };
@@ -75,9 +75,9 @@ impl World {
         let Some(wqe) = record.sq.iter().find(|wqe| !wqe.done).cloned() else {
             return false;
         };
-        let retries = (record.attr.rnr_retry, record.is_rc());
+        let (retries, rnr_retries) = (record.attr.retry_cnt, record.attr.rnr_retry);
         let verdict = match self.execute(qp, &wqe) {
-            Verdict::Waits(wait) => self.out_of_patience(wait, retries.0, expired),
+            Verdict::Waits(wait) => self.out_of_patience(wait, retries, rnr_retries, expired),
             verdict => verdict,
         };
         match verdict {
@@ -91,8 +91,10 @@ impl World {
         true
     }
 
-    fn out_of_patience(&self, wait: Wait, rnr_retry: u8, expired: bool) -> Verdict {
+    fn out_of_patience(&self, wait: Wait, retries: u8, rnr_retry: u8, expired: bool) -> Verdict {
+        let for_ever = retries == 7 && self.config.seven_retries_are_infinite;
         let gives_up = match wait {
+            Wait::Silence | Wait::NotYet if for_ever => false,
             Wait::Silence => expired || self.config.silent_peer == SilentPeer::Fail,
             Wait::NotYet => expired,
             Wait::NoReceive => rnr_retry == 0 || (expired && rnr_retry < 7),
@@ -159,7 +161,7 @@ impl World {
         let spans = self
             .spans(qp, &wqe.sges, fills)
             .ok_or(IBV_WC_LOC_PROT_ERR)?;
-        if spans.iter().map(|span| span.len).sum::<usize>() > MAX_MSG as usize {
+        if spans.iter().map(|span| span.len).sum::<usize>() > self.config.limits.msg as usize {
             return Err(IBV_WC_LOC_LEN_ERR);
         }
         Ok(if fills {

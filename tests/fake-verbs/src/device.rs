@@ -9,18 +9,13 @@ use rdma_sys::*;
 
 use crate::async_event::AsyncEvent;
 use crate::cbox::{CBox, put, zeroed};
+use crate::config::Limits;
 use crate::queue::EventQueue;
 use crate::world::{Outcome, World, enter, minus_one, null, positive, set_errno};
 use crate::{cq, device_ex, mr, post};
 
 pub(crate) const GID_TABLE_LEN: usize = 16;
 pub(crate) const PKEY: u16 = 0xffff;
-pub(crate) const MAX_QP_WR: u32 = 16_384;
-pub(crate) const MAX_SGE: u32 = 32;
-pub(crate) const MAX_INLINE: u32 = 512;
-pub(crate) const MAX_CQE: i32 = 32_767;
-pub(crate) const MAX_RD_ATOMIC: u8 = 128;
-pub(crate) const MAX_MSG: u32 = 8 << 20;
 pub(crate) const MTU_BYTES: usize = 4096;
 const ROCE_V1: u32 = 1;
 const ROCE_V2: u32 = 2;
@@ -376,14 +371,15 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     attr: *mut ibv_device_attr,
 ) -> c_int {
     positive(enter("ibv_query_device", |w| {
-        let attributes = attributes(w.device_of(context)?);
+        let limits = w.config.limits;
+        let attributes = attributes(w.device_of(context)?, limits);
         // SAFETY: C requires `attr` to be writable.
         unsafe { attr.write(attributes) };
         Ok(())
     }))
 }
 
-pub(crate) fn attributes(device: &Device) -> ibv_device_attr {
+pub(crate) fn attributes(device: &Device, limits: Limits) -> ibv_device_attr {
     // SAFETY: ibv_device_attr holds integers and a character array: zero is valid.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
     copy_text(&mut attr.fw_ver, "1.0");
@@ -393,22 +389,22 @@ pub(crate) fn attributes(device: &Device) -> ibv_device_attr {
     attr.page_size_cap = 0xffff_f000;
     attr.vendor_id = 0xfa4e;
     attr.max_qp = 65_536;
-    attr.max_qp_wr = MAX_QP_WR as c_int;
+    attr.max_qp_wr = limits.wr as c_int;
     attr.device_cap_flags = (ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B
         | ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS
         | ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN
         | ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE)
         .0;
-    attr.max_sge = MAX_SGE as c_int;
-    attr.max_sge_rd = MAX_SGE as c_int;
+    attr.max_sge = limits.sge as c_int;
+    attr.max_sge_rd = limits.sge as c_int;
     attr.max_cq = 65_536;
-    attr.max_cqe = MAX_CQE;
+    attr.max_cqe = limits.cqe as c_int;
     attr.max_mr = 524_287;
     attr.max_pd = 65_536;
-    attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_qp_rd_atom = limits.rd_atomic.into();
     attr.max_res_rd_atom = 258_048;
-    attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_qp_init_rd_atom = limits.rd_atomic.into();
     attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_HCA;
     attr.max_mw = 524_287;
     attr.max_mcast_grp = 8192;
@@ -416,8 +412,8 @@ pub(crate) fn attributes(device: &Device) -> ibv_device_attr {
     attr.max_total_mcast_qp_attach = 458_752;
     attr.max_ah = 32_767;
     attr.max_srq = 65_536;
-    attr.max_srq_wr = MAX_QP_WR as c_int;
-    attr.max_srq_sge = 27;
+    attr.max_srq_wr = limits.wr as c_int;
+    attr.max_srq_sge = limits.sge as c_int;
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 15;
     attr.phys_port_cnt = 1;
@@ -432,9 +428,10 @@ unsafe extern "C" fn query_port(
     length: usize,
 ) -> c_int {
     positive(enter("ibv_query_port", |w| {
+        let max_msg_sz = w.config.limits.msg;
         let device = w.device_of(context)?;
         check_port(port)?;
-        let from = port_attributes(device);
+        let from = port_attributes(device, max_msg_sz);
         let length = length.min(size_of::<ibv_port_attr>());
         // SAFETY: C requires `length` writable bytes at `attr`; the source is as long, and distinct.
         unsafe { ptr::copy_nonoverlapping((&raw const from).cast::<u8>(), attr.cast(), length) };
@@ -454,7 +451,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port, attr.cast(), length) }
 }
 
-fn port_attributes(device: &Device) -> ibv_port_attr {
+fn port_attributes(device: &Device, max_msg_sz: u32) -> ibv_port_attr {
     // SAFETY: ibv_port_attr holds integers only: zero is valid.
     let mut attr: ibv_port_attr = unsafe { zeroed() };
     attr.state = match device.port_up {
@@ -464,7 +461,7 @@ fn port_attributes(device: &Device) -> ibv_port_attr {
     attr.max_mtu = ibv_mtu::IBV_MTU_4096;
     attr.active_mtu = ibv_mtu::IBV_MTU_4096;
     attr.gid_tbl_len = GID_TABLE_LEN as c_int;
-    attr.max_msg_sz = MAX_MSG;
+    attr.max_msg_sz = max_msg_sz;
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
     attr.active_width = 2;

@@ -15,7 +15,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     positive(enter("ibv_query_device_ex", |w| {
-        let orig = attributes(w.device_of(context)?);
+        let limits = w.config.limits;
+        let orig = attributes(w.device_of(context)?, limits);
         // SAFETY: C requires `size` writable bytes at `attr`.
         unsafe { attr.cast::<u8>().write_bytes(0, size) };
         write_orig_attr(attr, orig);

@@ -78,6 +78,9 @@ mod transition;
 mod unmodelled;
 mod world;
 
-pub use config::{Config, Delivery, ErrorFields, RecvInError, SendSlots, SilentPeer};
+pub use config::{
+    Config, Delivery, EarlySend, ErrorFields, Limits, Misaligned, RecvInError, SendSlots,
+    SilentPeer,
+};
 pub use cq::Completion;
 pub use fabric::{CqId, CqInfo, Fabric, IdInfo, IdName, LiveObjects, QpInfo};

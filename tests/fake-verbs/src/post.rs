@@ -7,6 +7,7 @@ use libc::c_int;
 use rdma_sys::*;
 
 use crate::cbox::get;
+use crate::config::{Config, EarlySend, Misaligned};
 use crate::mr::{Sge, Target, binding, read_sge};
 use crate::qp::{Destination, Op, Qp, SendWqe};
 use crate::world::{Outcome, World, enter, positive};
@@ -20,14 +21,27 @@ const FLAG_INLINE: u32 = 8;
 
 impl World {
     fn post_one_send(&mut self, qp: *mut ibv_qp, wr: *mut ibv_send_wr) -> Outcome<()> {
-        let slots = self.config.send_slots;
+        let Config {
+            send_slots: slots,
+            early_send,
+            misaligned,
+            ..
+        } = self.config;
         let record = self.qp(qp)?;
         let wqe = read_send(record, wr)?;
-        if matches!(record.state, IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR) {
+        if misaligned == Misaligned::AtPost && wqe.op.is_misaligned() {
+            return Err(libc::EINVAL);
+        }
+        let early = matches!(record.state, IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR);
+        if early && early_send == EarlySend::Refused {
             return Err(libc::EINVAL);
         }
         if record.sq_full(slots) {
             return Err(libc::ENOMEM);
+        }
+        if early {
+            record.push_send(wqe);
+            return Err(libc::EINVAL);
         }
         let sges = if wqe.inline.is_some() {
             Vec::new()

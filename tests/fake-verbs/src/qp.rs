@@ -9,9 +9,9 @@ use rdma_sys::*;
 
 use crate::async_event::{Element, number};
 use crate::cbox::{CBox, get, put, zeroed};
-use crate::config::{RecvInError, SendSlots};
+use crate::config::{Limits, RecvInError, SendSlots};
 use crate::cq::{Cqe, rounded};
-use crate::device::{GID_TABLE_LEN, MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
+use crate::device::{GID_TABLE_LEN, Gid};
 use crate::mr::{Binding, Sge, Target};
 use crate::transition::{Step, mask};
 use crate::world::{Outcome, World, enter, null, positive};
@@ -88,6 +88,17 @@ pub(crate) enum Op {
         rkey: u32,
         binding: Binding,
     },
+}
+
+impl Op {
+    pub(crate) fn is_misaligned(&self) -> bool {
+        match self {
+            Self::CompareSwap { target, .. } | Self::FetchAdd { target, .. } => {
+                target.addr % 8 != 0
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Where a datagram goes.
@@ -266,7 +277,7 @@ impl World {
         if !(ibv_qp_type::IBV_QPT_RC..=ibv_qp_type::IBV_QPT_UD).contains(&kind) {
             return Err(libc::EOPNOTSUPP);
         }
-        let cap = granted(get!(init, cap), srq.is_null())?;
+        let cap = granted(get!(init, cap), srq.is_null(), self.config.limits)?;
         put!(init, cap, cap);
         let (serial, num) = (self.serial(), self.qp_num());
         // SAFETY: ibv_qp holds raw pointers, integers and pthread objects as bytes: zero is valid.
@@ -328,7 +339,12 @@ impl World {
             return Err(libc::EINVAL);
         }
         let device = record.device;
-        check_values(attr, bits, &self.devices[device].gids)?;
+        check_values(
+            attr,
+            bits,
+            &self.devices[device].gids,
+            self.config.limits.rd_atomic,
+        )?;
         let record = self.qp(qp)?;
         store(&mut record.attr, attr, bits);
         record.state = to;
@@ -504,11 +520,11 @@ fn record_drop_done_front(qp: Option<&mut Qp>) {
 }
 
 /// Capacities as rxe grants them: queues of 2^n - 1, and inline room and entries share one area.
-fn granted(asked: ibv_qp_cap, own_rq: bool) -> Outcome<ibv_qp_cap> {
-    let too_much = asked.max_send_wr > MAX_QP_WR
-        || asked.max_send_sge > MAX_SGE
-        || asked.max_inline_data > MAX_INLINE
-        || (own_rq && (asked.max_recv_wr > MAX_QP_WR || asked.max_recv_sge > MAX_SGE));
+fn granted(asked: ibv_qp_cap, own_rq: bool, limits: Limits) -> Outcome<ibv_qp_cap> {
+    let too_much = asked.max_send_wr > limits.wr
+        || asked.max_send_sge > limits.sge
+        || asked.max_inline_data > limits.inline
+        || (own_rq && (asked.max_recv_wr > limits.wr || asked.max_recv_sge > limits.sge));
     if too_much {
         return Err(libc::EINVAL);
     }
@@ -526,7 +542,7 @@ fn granted(asked: ibv_qp_cap, own_rq: bool) -> Outcome<ibv_qp_cap> {
     })
 }
 
-fn check_values(attr: *mut ibv_qp_attr, bits: u32, gids: &[crate::device::Gid]) -> Outcome<()> {
+fn check_values(attr: *mut ibv_qp_attr, bits: u32, gids: &[Gid], max_reads: u8) -> Outcome<()> {
     let has = |bit| bits & bit != 0;
     let av = get!(attr, ah_attr);
     let sgid = av.grh.sgid_index as usize;
@@ -540,8 +556,8 @@ fn check_values(attr: *mut ibv_qp_attr, bits: u32, gids: &[crate::device::Gid]) 
         || (has(mask::RETRY_CNT) && get!(attr, retry_cnt) > 7)
         || (has(mask::RNR_RETRY) && get!(attr, rnr_retry) > 7)
         || (has(mask::MIN_RNR_TIMER) && get!(attr, min_rnr_timer) > 31)
-        || (has(mask::MAX_QP_RD_ATOMIC) && get!(attr, max_rd_atomic) > MAX_RD_ATOMIC)
-        || (has(mask::MAX_DEST_RD_ATOMIC) && get!(attr, max_dest_rd_atomic) > MAX_RD_ATOMIC);
+        || (has(mask::MAX_QP_RD_ATOMIC) && get!(attr, max_rd_atomic) > max_reads)
+        || (has(mask::MAX_DEST_RD_ATOMIC) && get!(attr, max_dest_rd_atomic) > max_reads);
     if wrong { Err(libc::EINVAL) } else { Ok(()) }
 }
 

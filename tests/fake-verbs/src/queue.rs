@@ -13,7 +13,12 @@ pub(crate) struct EventQueue<E> {
     reader: File,
     writer: File,
     events: VecDeque<E>,
+    /// Bytes in the pipe: one per event, until it is full.
+    tokens: usize,
 }
+
+/// A pipe that holds its 64 Ki bytes is readable enough; the kernel's own queues are unbounded too.
+const MOST_TOKENS: usize = 60_000;
 
 impl<E> EventQueue<E> {
     pub(crate) fn new() -> Outcome<Self> {
@@ -30,6 +35,7 @@ impl<E> EventQueue<E> {
             reader,
             writer,
             events: VecDeque::new(),
+            tokens: 0,
         })
     }
 
@@ -39,27 +45,20 @@ impl<E> EventQueue<E> {
 
     pub(crate) fn push(&mut self, event: E) {
         self.events.push_back(event);
-        // A pipe holds 64 Ki events: more unfetched ones than any test has.
-        let _ = self.writer.write(&[0]);
+        self.balance();
     }
 
     pub(crate) fn pop(&mut self) -> Option<E> {
         let event = self.events.pop_front()?;
-        self.eat_token();
+        self.balance();
         Some(event)
     }
 
     /// Takes the events back that `withdraw` matches, as the kernel does when their object goes.
-    pub(crate) fn withdraw(&mut self, mut withdraw: impl FnMut(&E) -> bool) -> Vec<E> {
-        let mut taken = Vec::new();
-        for event in std::mem::take(&mut self.events) {
-            if withdraw(&event) {
-                self.eat_token();
-                taken.push(event);
-            } else {
-                self.events.push_back(event);
-            }
-        }
+    pub(crate) fn withdraw(&mut self, withdraw: impl FnMut(&E) -> bool) -> Vec<E> {
+        let (taken, kept): (Vec<E>, VecDeque<E>) = split(&mut self.events, withdraw);
+        self.events = kept;
+        self.balance();
         taken
     }
 
@@ -69,8 +68,31 @@ impl<E> EventQueue<E> {
         flags & libc::O_NONBLOCK != 0
     }
 
-    /// Tokens are eaten only under the fabric's lock, so there is one for each event and this never blocks.
-    fn eat_token(&mut self) {
-        let _ = self.reader.read(&mut [0]);
+    /// Makes the bytes in the pipe as many as the events. Only done under the fabric's lock, so it never blocks.
+    fn balance(&mut self) {
+        let wanted = self.events.len().min(MOST_TOKENS);
+        while self.tokens < wanted {
+            let _ = self.writer.write(&[0]);
+            self.tokens += 1;
+        }
+        while self.tokens > wanted {
+            let _ = self.reader.read(&mut [0]);
+            self.tokens -= 1;
+        }
     }
+}
+
+fn split<E>(
+    events: &mut VecDeque<E>,
+    mut matches: impl FnMut(&E) -> bool,
+) -> (Vec<E>, VecDeque<E>) {
+    let (mut yes, mut no) = (Vec::new(), VecDeque::new());
+    for event in events.drain(..) {
+        if matches(&event) {
+            yes.push(event);
+        } else {
+            no.push_back(event);
+        }
+    }
+    (yes, no)
 }

@@ -7,7 +7,6 @@ use rdma_sys::*;
 use crate::async_event::{Element, number};
 use crate::cbox::{CBox, get, put, zeroed};
 use crate::cq::rounded;
-use crate::device::{MAX_QP_WR, MAX_SGE};
 use crate::qp::{RecvQueue, RecvWqe, Slot};
 use crate::world::{Outcome, World, enter, null, positive};
 
@@ -44,9 +43,10 @@ impl World {
         pd: *mut ibv_pd,
         init: *mut ibv_srq_init_attr,
     ) -> Outcome<*mut ibv_srq> {
+        let limits = self.config.limits;
         let context = self.pd(pd)?.context;
         let (wr, sge) = (get!(init, attr.max_wr), get!(init, attr.max_sge));
-        if wr == 0 || wr > MAX_QP_WR || sge > MAX_SGE {
+        if wr == 0 || wr > limits.wr || sge > limits.sge {
             return Err(libc::EINVAL);
         }
         let depth = rounded(wr);
@@ -74,6 +74,7 @@ impl World {
     }
 
     fn modify_srq(&mut self, srq: *mut ibv_srq, attr: *mut ibv_srq_attr, bits: u32) -> Outcome<()> {
+        let limits = self.config.limits;
         let record = self.srq(srq)?;
         if bits & !(SRQ_MAX_WR | SRQ_LIMIT) != 0 {
             return Err(libc::EINVAL);
@@ -82,7 +83,7 @@ impl World {
         if bits & SRQ_MAX_WR != 0 {
             let asked = get!(attr, max_wr);
             let used = record.rq.posted.len() + record.rq.unpolled.len();
-            if asked == 0 || asked > MAX_QP_WR || (asked as usize) < used {
+            if asked == 0 || asked > limits.wr || (asked as usize) < used {
                 return Err(libc::EINVAL);
             }
             depth = rounded(asked);

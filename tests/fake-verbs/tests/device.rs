@@ -235,3 +235,28 @@ fn numbers_have_words() {
         assert_eq!(text(rdma_event_str(99)), c"UNKNOWN EVENT");
     }
 }
+
+#[test]
+fn limits_can_be_chosen() {
+    let limits = fake_verbs::Limits {
+        wr: 31,
+        cqe: 63,
+        rd_atomic: 16,
+        ..Default::default()
+    };
+    let fabric = Fabric::with(Config {
+        limits,
+        ..Config::default()
+    });
+    let side = Side::with(0, ibv_qp_type::IBV_QPT_RC, 31, 16, 63);
+    let mut attr: ibv_device_attr = zeroed();
+    assert_eq!(unsafe { ibv_query_device(side.context, &mut attr) }, 0);
+    assert_eq!(
+        (attr.max_qp_wr, attr.max_cqe, attr.max_qp_rd_atom),
+        (31, 63, 16)
+    );
+    let mut init = init_attr(side.cq, ibv_qp_type::IBV_QPT_RC, 32, 1);
+    assert!(unsafe { ibv_create_qp(side.pd, &mut init) }.is_null());
+    side.close();
+    drop(fabric);
+}

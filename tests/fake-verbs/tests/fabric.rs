@@ -245,3 +245,34 @@ fn a_thread_waits_for_a_cm_event_of_another() {
     unsafe { rdma_destroy_event_channel(channel) };
     drop(fabric);
 }
+
+#[test]
+fn a_planned_failure_excuses_no_leak_it_does_not_cause() {
+    let fabric = Fabric::new();
+    let context = open(0);
+    fabric.fail_nth("ibv_close_device", 0, libc::EIO);
+    let channel = unsafe { ibv_create_comp_channel(context) };
+    assert!(!channel.is_null());
+    assert_eq!(unsafe { ibv_close_device(context) }, -1);
+    let text = report(|| fabric.check());
+    assert!(
+        text.contains("comp_channels: 1") && text.contains("contexts: 0"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_storm_of_events_does_not_block() {
+    let storm = if cfg!(miri) { 100 } else { 70_000 };
+    let fabric = Fabric::new();
+    let side = Side::new(0);
+    (0..storm).for_each(|_| fabric.inject_qp_event(side.num(), 1));
+    let mut event: [u64; 2] = zeroed();
+    let event = (&raw mut event).cast::<ibv_async_event>();
+    for _ in 0..storm {
+        assert_eq!(unsafe { ibv_get_async_event(side.context, event) }, 0);
+        unsafe { ibv_ack_async_event(event) };
+    }
+    side.close();
+    drop(fabric);
+}

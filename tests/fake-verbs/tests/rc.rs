@@ -683,3 +683,86 @@ fn windows_give_access_and_lose_it_by_invalidation() {
     b.close();
     drop(fabric);
 }
+
+#[test]
+fn rxe_keeps_a_send_it_refused_and_sends_it_after_the_connect() {
+    let fabric = Fabric::with(Config::rxe());
+    let (a, b) = (Side::new(0), Side::new(1));
+    assert_eq!(a.init(), 0);
+    assert_eq!(a.send(5, 0, 4), libc::EINVAL);
+    let (a, b) = connected_from_init(a, b);
+    assert_eq!(b.post_recv(1, 0, 8), 0);
+    assert_eq!(a.outcomes(), [(5, IBV_WC_SUCCESS)], "with its old wr_id");
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+/// As `connected`, for a first side that is in INIT already.
+fn connected_from_init(a: Side, b: Side) -> (Side, Side) {
+    assert_eq!(b.init(), 0);
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        assert_eq!([one.ready_to_receive(other), one.ready_to_send(6)], [0; 2]);
+    }
+    (a, b)
+}
+
+#[test]
+fn rxe_refuses_a_misaligned_atomic_at_the_post() {
+    let fabric = Fabric::with(Config::rxe());
+    let (a, b) = pair();
+    let odd = |wr: &mut ibv_send_wr| {
+        wr.opcode = ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
+        let remote_addr = b.addr(0) / 8 * 8 + 12;
+        wr.wr.atomic = atomic_t {
+            remote_addr,
+            rkey: b.rkey(),
+            compare_add: 1,
+            swap: 0,
+        };
+    };
+    assert_eq!(a.post(1, 0, 8, odd), libc::EINVAL);
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn the_test_chooses_which_queue_pair_goes_on() {
+    let fabric = Fabric::with(Config {
+        delivery: Delivery::Manual,
+        ..Config::default()
+    });
+    let (a, b) = pair();
+    for side in [&a, &b] {
+        assert_eq!([side.post_recv(9, 0, 8), side.send(1, 0, 1)], [0; 2]);
+    }
+    assert!(fabric.step_qp(b.num()));
+    assert_eq!((a.outcomes(), b.outcomes()), (vec![(9, 0)], vec![(1, 0)]));
+    assert!(!fabric.step_qp(b.num()));
+    assert!(fabric.step_qp(a.num()));
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn a_queue_pair_that_receives_before_it_may_send_is_told() {
+    let fabric = Fabric::new();
+    let (a, b) = (Side::new(0), Side::new(1));
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        assert_eq!([one.init(), one.ready_to_receive(other)], [0; 2]);
+    }
+    assert_eq!(
+        [a.ready_to_send(6), b.post_recv(1, 0, 8), a.send(1, 0, 1)],
+        [0; 3]
+    );
+    let mut event: [u64; 2] = zeroed();
+    let event = (&raw mut event).cast::<ibv_async_event>();
+    assert_eq!(unsafe { ibv_get_async_event(b.context, event) }, 0);
+    assert_eq!(unsafe { event.cast::<u32>().add(2).read() }, 4, "COMM_EST");
+    unsafe { ibv_ack_async_event(event) };
+    a.close();
+    b.close();
+    drop(fabric);
+}

@@ -10,7 +10,6 @@ use super::event::{Body, number, pad, padded};
 use super::id::{Params, State};
 use crate::async_event;
 use crate::cbox::get;
-use crate::device::MAX_RD_ATOMIC;
 use crate::inet;
 use crate::world::{Outcome, World, enter, minus_one};
 
@@ -24,12 +23,13 @@ const UDP_QKEY: u32 = 0x0123_4567;
 
 impl World {
     fn connect(&mut self, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> Outcome<()> {
+        let most = self.config.limits.rd_atomic;
         let record = self.id(id)?;
         if record.state != State::RouteResolved {
             return Err(libc::EINVAL);
         }
         let udp = record.is_udp();
-        let (params, data) = read_params(param, udp, true)?;
+        let (params, data) = read_params(param, udp, true, most)?;
         let record = self.id(id)?;
         record.local = params;
         record.state = State::Connecting;
@@ -164,12 +164,13 @@ impl World {
     }
 
     fn accept(&mut self, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> Outcome<()> {
+        let most = self.config.limits.rd_atomic;
         let record = self.id(id)?;
         if record.state != State::Requested {
             return Err(libc::EINVAL);
         }
         let udp = record.is_udp();
-        let (params, data) = read_params(param, udp, false)?;
+        let (params, data) = read_params(param, udp, false, most)?;
         let record = self.id(id)?;
         record.local = params;
         record.state = if udp {
@@ -402,6 +403,7 @@ fn read_params(
     param: *mut rdma_conn_param,
     udp: bool,
     connect: bool,
+    most_reads: u8,
 ) -> Outcome<(Params, Vec<u8>)> {
     if param.is_null() {
         // Without a queue pair on the id nobody would know its number.
@@ -420,8 +422,8 @@ fn read_params(
     let len = usize::from(get!(param, private_data_len));
     let data = read_private_data(get!(param, private_data), len, room)?;
     let params = Params {
-        responder_resources: device_limit(get!(param, responder_resources))?,
-        initiator_depth: device_limit(get!(param, initiator_depth))?,
+        responder_resources: device_limit(get!(param, responder_resources), most_reads)?,
+        initiator_depth: device_limit(get!(param, initiator_depth), most_reads)?,
         flow_control: get!(param, flow_control),
         retry_count: get!(param, retry_count) & 7,
         rnr_retry_count: get!(param, rnr_retry_count) & 7,
@@ -431,10 +433,10 @@ fn read_params(
     Ok((params, data))
 }
 
-fn device_limit(asked: u8) -> Outcome<u8> {
+fn device_limit(asked: u8, most: u8) -> Outcome<u8> {
     match asked {
-        DEVICE_MAXIMUM => Ok(MAX_RD_ATOMIC),
-        asked if asked > MAX_RD_ATOMIC => Err(libc::EINVAL),
+        DEVICE_MAXIMUM => Ok(most),
+        asked if asked > most => Err(libc::EINVAL),
         asked => Ok(asked),
     }
 }
