@@ -5,15 +5,15 @@
 //!
 //! Three rules of librdmacm are turned into types here:
 //! - An id owns its channel, so an event that arrives is an event of this id.
-//! - An event borrows its id and is acknowledged when dropped. `rdma_destroy_id` waits for events
-//!   that were fetched and not acknowledged, and would wait for ever for one held by its own thread.
+//! - An event borrows its id and is acknowledged when dropped, or, if it was forgotten, when the id
+//!   is used or dropped next. `rdma_destroy_id` waits for events that were fetched and not
+//!   acknowledged, and would wait for ever for one held by its own thread.
 //! - An id never has a queue pair. Given one, librdmacm moves it behind its owner's back whenever an
 //!   event is fetched. Here the owner asks for the attributes ([`CmId::qp_attr`]) and moves it himself.
 #![allow(unsafe_code)] // every call on an id passes its pointer to librdmacm
 
 use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -146,6 +146,8 @@ impl fmt::Debug for UdParam {
 pub struct CmId {
     raw: NonNull<sys::rdma_cm_id>,
     port_space: PortSpace,
+    /// The event that was fetched last, while it is not acknowledged.
+    fetched: Option<Fetched>,
     /// After `raw`, which `Drop` destroys while the channel is still open.
     channel: Arc<EventChannel>,
 }
@@ -183,6 +185,7 @@ impl CmId {
         Ok(Self {
             raw,
             port_space,
+            fetched: None,
             channel,
         })
     }
@@ -592,13 +595,14 @@ impl CmId {
     /// [`CmError::Call`]: among others out of memory; the event then stays where it is.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_event(&mut self) -> Result<Option<CmEvent<'_>>> {
+        drop(self.fetched.take()); // if it was forgotten
         let mut raw = ptr::null_mut();
         // SAFETY: the channel is open, and every id whose events arrive on it is alive: this one
         // is, and children of a listener report nothing before they are accepted, which is after
         // they have moved to channels of their own.
         let ret = unsafe { sys::rdma_get_cm_event(self.channel.as_raw().as_ptr(), &mut raw) };
         match (sys::check(ret), NonNull::new(raw)) {
-            (Ok(()), Some(raw)) => Ok(Some(CmEvent::new(raw, self.port_space))),
+            (Ok(()), Some(raw)) => Ok(Some(self.hand_out(raw))),
             (Ok(()), None) => Ok(None),
             (Err(e), _) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
             (Err(e), _) => Err(CmError::call(
@@ -607,6 +611,27 @@ impl CmId {
                 self.peer_addr(),
             )(e)),
         }
+    }
+}
+
+impl CmId {
+    /// `raw` is an event just fetched, which nobody else has.
+    fn hand_out(&mut self, raw: NonNull<sys::rdma_cm_event>) -> CmEvent<'_> {
+        let event = CmEvent {
+            raw,
+            port_space: self.port_space,
+            fetched: &mut self.fetched,
+        };
+        let child = match event.event_type() {
+            // SAFETY: the event is not acknowledged before `Fetched` is dropped.
+            EventType::ConnectRequest => NonNull::new(unsafe { (*raw.as_ptr()).id }),
+            _ => None,
+        };
+        *event.fetched = Some(Fetched {
+            event: raw,
+            child: child.map(Child),
+        });
+        event
     }
 }
 
@@ -619,6 +644,7 @@ impl AsFd for CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
+        drop(self.fetched.take()); // if it was forgotten
         // SAFETY: the id is ours and destroyed here only. Its events borrow it, so all of them are
         // acknowledged and the call does not wait for one. It has no queue pair.
         let ret = unsafe { sys::rdma_destroy_id(self.raw.as_ptr()) };
@@ -669,7 +695,8 @@ fn milliseconds(timeout: Duration) -> c_int {
         .max(1)
 }
 
-/// An event of an id. It is acknowledged when dropped.
+/// An event of an id. It is acknowledged when dropped (or, if it is forgotten, with the next event of
+/// the id, or with the id).
 ///
 /// It borrows the id, so the id can neither be used nor dropped meanwhile, and the private data
 /// lives as long as the event. A connection request that is not taken with
@@ -679,27 +706,19 @@ fn milliseconds(timeout: Duration) -> c_int {
 pub struct CmEvent<'id> {
     raw: NonNull<sys::rdma_cm_event>,
     port_space: PortSpace,
-    /// The new id of a connection request. Destroyed with the event unless it is taken.
-    child: Option<NonNull<sys::rdma_cm_id>>,
-    id: PhantomData<&'id mut CmId>,
+    /// Where the id keeps the event, which is acknowledged when taken from there.
+    fetched: &'id mut Option<Fetched>,
+}
+
+/// An event that is not acknowledged yet. Dropping it does that.
+#[derive(Debug)]
+struct Fetched {
+    event: NonNull<sys::rdma_cm_event>,
+    /// The new id of a connection request, destroyed with the event unless it is taken.
+    child: Option<Child>,
 }
 
 impl CmEvent<'_> {
-    /// `raw` is an event just fetched, which nobody else has.
-    fn new(raw: NonNull<sys::rdma_cm_event>, port_space: PortSpace) -> Self {
-        let mut event = Self {
-            raw,
-            port_space,
-            child: None,
-            id: PhantomData,
-        };
-        if event.event_type() == EventType::ConnectRequest {
-            // SAFETY: the event is ours until it is acknowledged in `Drop`.
-            event.child = NonNull::new(unsafe { (*raw.as_ptr()).id });
-        }
-        event
-    }
-
     /// What happened.
     #[must_use]
     pub fn event_type(&self) -> EventType {
@@ -822,11 +841,10 @@ impl CmEvent<'_> {
     /// Those of [`EventChannel::new`], and [`CmError::Call`] if moving fails. The request is then
     /// rejected.
     #[doc(alias = "rdma_migrate_id")]
-    pub fn into_request(mut self) -> Result<Option<CmId>> {
-        let Some(raw) = self.child.take() else {
+    pub fn into_request(self) -> Result<Option<CmId>> {
+        let Some(child) = self.fetched.as_mut().and_then(|it| it.child.take()) else {
             return Ok(None);
         };
-        let child = Child(raw);
         let port_space = self.port_space;
         drop(self);
         child.migrate(port_space).map(Some)
@@ -835,13 +853,19 @@ impl CmEvent<'_> {
 
 impl Drop for CmEvent<'_> {
     fn drop(&mut self) {
-        // SAFETY: the event was fetched and is acknowledged here only. Its id is borrowed, hence
+        drop(self.fetched.take());
+    }
+}
+
+impl Drop for Fetched {
+    fn drop(&mut self) {
+        // SAFETY: the event was fetched and is acknowledged here only. Its id keeps `self`, hence is
         // alive, and nothing borrowed from the event is left.
-        let ret = unsafe { sys::rdma_ack_cm_event(self.raw.as_ptr()) };
+        let ret = unsafe { sys::rdma_ack_cm_event(self.event.as_ptr()) };
         if let Err(e) = sys::check(ret) {
             log::warn!("rdma_ack_cm_event: {e}");
         }
-        drop(self.child.take().map(Child));
+        // Then a child that is left, as a field.
     }
 }
 
@@ -869,7 +893,8 @@ impl CmId {
 
 /// The id of a request on its listener's channel: on its way to its own, or to be rejected.
 ///
-/// It does not outlive the borrow of the listener's id, whose channel it uses.
+/// It does not outlive the listener's id, whose channel it uses.
+#[derive(Debug)]
 struct Child(NonNull<sys::rdma_cm_id>);
 
 impl Child {
@@ -884,6 +909,7 @@ impl Child {
         Ok(CmId {
             raw,
             port_space,
+            fetched: None,
             channel,
         })
     }
