@@ -268,6 +268,13 @@ pub enum CmError {
         source: io::Error,
     },
 
+    /// The id was made before a `fork`, and this is the child.
+    ///
+    /// The child shares the descriptor with its parent, so a call made here would act on the parent's
+    /// id. Connect or listen in the child instead.
+    #[error("the id was made before a fork and cannot be used in the child")]
+    Forked,
+
     /// The step was over already: it had handed out its result, or failed.
     #[error("{step} is over: its result was handed out, or it failed")]
     Finished {

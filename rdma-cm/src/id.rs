@@ -31,6 +31,7 @@ use crate::event::{EventStatus, EventType};
 use crate::lease;
 use crate::option::IdOptions;
 use crate::param::RequestParam;
+use crate::process::Process;
 use crate::sys;
 
 /// The name space of ports, which also decides what kind of queue pair an id is for.
@@ -146,6 +147,7 @@ impl fmt::Debug for UdParam {
 pub struct CmId {
     raw: NonNull<sys::rdma_cm_id>,
     port_space: PortSpace,
+    process: Process,
     /// The event that was fetched last, while it is not acknowledged.
     fetched: Option<Fetched>,
     /// After `raw`, which `Drop` destroys while the channel is still open.
@@ -185,6 +187,7 @@ impl CmId {
         Ok(Self {
             raw,
             port_space,
+            process: Process::current(),
             fetched: None,
             channel,
         })
@@ -222,6 +225,7 @@ impl CmId {
     /// [`CmError::Call`] if the kernel does not know an option. Options set before that stay set.
     #[doc(alias = "rdma_set_option")]
     pub fn set_options(&mut self, options: &IdOptions) -> Result<()> {
+        self.check_process()?;
         if let Some(tos) = options.tos {
             self.set_option(sys::RDMA_OPTION_ID_TOS, tos)?;
         }
@@ -269,6 +273,7 @@ impl CmId {
     /// [`CmError::AddressInUse`], [`CmError::NoDevice`], or [`CmError::Call`].
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(&mut self, addr: SocketAddr) -> Result<()> {
+        self.check_process()?;
         let mut raw = RawAddr::from(addr);
         // SAFETY: the id is alive and ours alone; the address outlives the call, which copies it.
         let ret = unsafe { sys::rdma_bind_addr(self.raw.as_ptr(), raw.as_mut_ptr()) };
@@ -282,6 +287,7 @@ impl CmId {
     /// [`CmError::AddressInUse`] if another id listens on the port, or [`CmError::Call`].
     #[doc(alias = "rdma_listen")]
     pub fn listen(&mut self, backlog: u32) -> Result<()> {
+        self.check_process()?;
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: the id is alive and ours alone.
         let ret = unsafe { sys::rdma_listen(self.raw.as_ptr(), backlog) };
@@ -303,6 +309,7 @@ impl CmId {
         peer: SocketAddr,
         timeout: Duration,
     ) -> Result<()> {
+        self.check_process()?;
         let mut source_raw = source.map(RawAddr::from);
         let mut peer_raw = RawAddr::from(peer);
         let source_ptr = source_raw
@@ -329,6 +336,7 @@ impl CmId {
     /// `EINVAL`.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&mut self, timeout: Duration) -> Result<()> {
+        self.check_process()?;
         let call = CmError::call("rdma_resolve_route", Step::ResolveRoute, self.peer_addr());
         if self.verbs().is_none() {
             return Err(call(io::Error::from_raw_os_error(libc::EINVAL)));
@@ -351,6 +359,7 @@ impl CmId {
     /// [`CmError::Call`]: the connection is not far enough for that state, or over.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn qp_attr(&self, state: sys::ibv_qp_state::Type) -> Result<(sys::ibv_qp_attr, c_int)> {
+        self.check_process()?;
         // SAFETY: ibv_qp_attr is made of integers and unions of them, for which zero is valid.
         let mut attr: sys::ibv_qp_attr = unsafe { mem::zeroed() };
         attr.qp_state = state;
@@ -376,6 +385,7 @@ impl CmId {
     /// `EINVAL` if the private data is longer than the message of this port space carries.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&mut self, param: RawParam<'_>) -> Result<()> {
+        self.check_process()?;
         self.require_device("rdma_connect", Step::Connect)?;
         let mut raw = param.to_raw()?;
         // SAFETY: the id is alive, ours alone, and has a device; `raw` and the data it points to
@@ -395,11 +405,21 @@ impl CmId {
     /// As [`connect`](Self::connect); also when the peer has given up meanwhile.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self, param: RawParam<'_>) -> Result<()> {
+        self.check_process()?;
         self.require_device("rdma_accept", Step::Accept)?;
         let mut raw = param.to_raw()?;
         // SAFETY: as in `connect`.
         let ret = unsafe { sys::rdma_accept(self.raw.as_ptr(), &mut raw) };
         sys::check(ret).map_err(CmError::call("rdma_accept", Step::Accept, self.peer_addr()))
+    }
+
+    /// Refuses to go on in a child of the process that made the id.
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_here() {
+            Ok(())
+        } else {
+            Err(CmError::Forked)
+        }
     }
 
     /// librdmacm looks into the device without asking whether there is one.
@@ -419,6 +439,7 @@ impl CmId {
     /// [`CmError::Call`]: the connection is not in that state, or over.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&mut self) -> Result<()> {
+        self.check_process()?;
         // SAFETY: the id is alive and has no queue pair, which the function insists on.
         let ret = unsafe { sys::rdma_establish(self.raw.as_ptr()) };
         sys::check(ret).map_err(CmError::call(
@@ -435,6 +456,7 @@ impl CmId {
     /// As [`connect`](Self::connect).
     #[doc(alias = "rdma_reject")]
     pub fn reject(&mut self, private_data: &[u8]) -> Result<()> {
+        self.check_process()?;
         let len = u8::try_from(private_data.len()).map_err(|_| CmError::PrivateDataTooLong {
             message: "reject",
             asked: private_data.len(),
@@ -453,6 +475,7 @@ impl CmId {
     /// [`CmError::Call`]: there is no connection to end.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<()> {
+        self.check_process()?;
         let call = CmError::call("rdma_disconnect", Step::Disconnect, self.peer_addr());
         if self.verbs().is_none() {
             return Err(call(io::Error::from_raw_os_error(libc::EINVAL)));
@@ -470,6 +493,7 @@ impl CmId {
     /// [`CmError::Call`], with `EISCONN` if the connection is established already.
     #[doc(alias = "rdma_notify")]
     pub fn notify_comm_est(&self) -> Result<()> {
+        self.check_process()?;
         let event = sys::ibv_event_type::IBV_EVENT_COMM_EST;
         // SAFETY: the id is alive, and only its number is used.
         let ret = unsafe { sys::rdma_notify(self.raw.as_ptr(), event) };
@@ -485,6 +509,7 @@ impl CmId {
     /// [`CmError::Call`], among others if the id has no device yet.
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join_multicast(&mut self, group: SocketAddr, send_only: bool) -> Result<()> {
+        self.check_process()?;
         let mask = sys::rdma_cm_join_mc_attr_mask::RDMA_CM_JOIN_MC_ATTR_ADDRESS
             | sys::rdma_cm_join_mc_attr_mask::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
         let flags = match send_only {
@@ -515,6 +540,7 @@ impl CmId {
     /// [`CmError::Call`]: the id has not joined it.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: SocketAddr) -> Result<()> {
+        self.check_process()?;
         let mut addr = RawAddr::from(group);
         // SAFETY: the id is alive and ours alone, so that no event of it is unacknowledged, for
         // which the call would wait; the address outlives the call.
@@ -595,6 +621,7 @@ impl CmId {
     /// [`CmError::Call`]: among others out of memory; the event then stays where it is.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_event(&mut self) -> Result<Option<CmEvent<'_>>> {
+        self.check_process()?;
         drop(self.fetched.take()); // if it was forgotten
         let mut raw = ptr::null_mut();
         // SAFETY: the channel is open, and every id whose events arrive on it is alive: this one
@@ -629,7 +656,7 @@ impl CmId {
         };
         *event.fetched = Some(Fetched {
             event: raw,
-            child: child.map(Child),
+            child: child.map(|raw| Child(raw, self.process)),
         });
         event
     }
@@ -645,6 +672,9 @@ impl AsFd for CmId {
 impl Drop for CmId {
     fn drop(&mut self) {
         drop(self.fetched.take()); // if it was forgotten
+        if !self.process.is_here() {
+            return; // it is the parent's
+        }
         // SAFETY: the id is ours and destroyed here only. Its events borrow it, so all of them are
         // acknowledged and the call does not wait for one. It has no queue pair.
         let ret = unsafe { sys::rdma_destroy_id(self.raw.as_ptr()) };
@@ -895,7 +925,7 @@ impl CmId {
 ///
 /// It does not outlive the listener's id, whose channel it uses.
 #[derive(Debug)]
-struct Child(NonNull<sys::rdma_cm_id>);
+struct Child(NonNull<sys::rdma_cm_id>, Process);
 
 impl Child {
     fn migrate(self, port_space: PortSpace) -> Result<CmId> {
@@ -909,6 +939,7 @@ impl Child {
         Ok(CmId {
             raw,
             port_space,
+            process: Process::current(),
             fetched: None,
             channel,
         })
@@ -917,6 +948,9 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
+        if !self.1.is_here() {
+            return; // it is the parent's
+        }
         log::debug!("a connection request is dropped, and thereby rejected");
         // SAFETY: the child is alive, ours alone and destroyed here only; it has no event that is
         // not acknowledged. The kernel rejects a request whose id is destroyed.

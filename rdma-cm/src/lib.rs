@@ -75,7 +75,8 @@
 //! # Threads
 //!
 //! Everything is `Send`. [`Listener`] and [`Connection`] are used through `&self` from any thread;
-//! the steps belong to one thread at a time.
+//! the steps belong to one thread at a time. In a child of `fork` what was made before returns
+//! [`CmError::Forked`], and dropping it leaves the parent's connections alone.
 
 mod addr;
 mod addrinfo;
@@ -92,6 +93,7 @@ mod listener;
 mod multicast;
 mod option;
 mod param;
+mod process;
 mod qp;
 mod service;
 mod state;
