@@ -4,10 +4,12 @@
 
 mod common;
 
+use common::program::run;
 use common::{filled, manual, pair_with, small};
 use fake_verbs::{Delivery, Fabric};
 use rdma_msg::Outcome;
 
+const EIO: i32 = 5;
 const EBUSY: i32 = 16;
 
 #[test]
@@ -30,4 +32,20 @@ fn a_queue_pair_that_cannot_be_destroyed_is_leaked_with_its_buffers() {
     assert_eq!(worker.stats().leaked, 1);
     drop((server, worker));
     fabric.abandon();
+}
+
+#[test]
+fn every_destroy_that_is_refused_leaves_the_process_usable() {
+    let destroys = {
+        let fabric = Fabric::new();
+        run().unwrap();
+        fabric.destroys_made()
+    };
+    assert!(destroys > 10, "only {destroys} objects were destroyed");
+    for number in 0..destroys {
+        let fabric = Fabric::new();
+        fabric.fail_destroy_number(number, EIO);
+        let _ = run();
+        fabric.abandon();
+    }
 }

@@ -3,6 +3,8 @@
 #![allow(dead_code)] // each test binary uses a part
 #![allow(clippy::unwrap_used)] // a failure is the test's
 
+pub(crate) mod program;
+
 use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;

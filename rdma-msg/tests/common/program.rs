@@ -1,0 +1,81 @@
+//! One whole connection, for tests that let each of its calls fail.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_msg::{Access, Endpoint, EndpointConfig, Listener, RemoteRegion};
+
+use super::{LIMIT, any_port, small};
+
+pub(crate) type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+fn config() -> EndpointConfig {
+    // Nothing may take long, whatever is missing.
+    EndpointConfig {
+        recv_depth: 2,
+        send_depth: 2,
+        connect_deadline: Duration::from_millis(100),
+        ..small()
+    }
+}
+
+/// One connection: both ends on their own threads, each of which may fail at any point.
+fn program() -> Outcome {
+    let listener = Listener::bind(any_port(2), &config())?;
+    let addr = listener.local_addr();
+    let server = thread::spawn(move || serve(&listener));
+    let client = call(addr);
+    let server = server.join().expect("the server does not panic");
+    client.and(server)
+}
+
+fn serve(listener: &Listener) -> Outcome {
+    let deadline = Instant::now() + Duration::from_millis(200);
+    let incoming = listener.accept_deadline(deadline)?.ok_or("nobody came")?;
+    let endpoint = incoming.accept()?;
+    let region = endpoint.expose(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    endpoint
+        .send_slice(&region.descriptor().to_bytes())?
+        .wait()?;
+    let done = endpoint
+        .recv_deadline(Instant::now() + LIMIT)?
+        .ok_or("no word from the client")?;
+    drop(done);
+    endpoint.close(LIMIT)?;
+    Ok(())
+}
+
+fn call(addr: std::net::SocketAddr) -> Outcome {
+    let endpoint = Endpoint::connect(addr, &config())?;
+    let hello = endpoint
+        .recv_deadline(Instant::now() + LIMIT)?
+        .ok_or("no word from the server")?;
+    let remote = RemoteRegion::from_bytes(hello.buf[..].try_into()?);
+    let mut buf = endpoint.alloc(8)?;
+    buf.fill_from(b"mark");
+    let buf = endpoint
+        .write(buf, remote)?
+        .wait()?
+        .buf
+        .ok_or("no buffer")?;
+    let read = endpoint.read(buf, remote.slice(0..4)?)?.wait()?;
+    assert_eq!(read.buf.as_deref(), Some(&b"mark"[..]));
+    endpoint.send_slice(b"done")?.wait()?;
+    // The peer closes.
+    while endpoint.recv_deadline(Instant::now() + LIMIT)?.is_some() {}
+    Err("the peer did not close".into())
+}
+
+/// As `program`, with a limit; an end by the peer's close counts as success.
+pub(crate) fn run() -> Outcome {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(program()));
+    let outcome = told.recv_timeout(2 * LIMIT).expect("the program hangs");
+    outcome.or_else(
+        |error| match error.to_string().contains("disconnected by the peer") {
+            true => Ok(()),
+            false => Err(error),
+        },
+    )
+}
