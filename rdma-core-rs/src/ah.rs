@@ -3,12 +3,14 @@
 #![allow(unsafe_code)] // calls C
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 
 use crate::error::Result;
 use crate::pd::ProtectionDomain;
 use crate::sys;
+use crate::wc::Success;
 
 /// A path to a port: the address of datagrams, and a part of the attributes with which a
 /// connected queue pair is brought up.
@@ -91,6 +93,18 @@ impl AddressVector {
 /// An address that datagrams can be sent to.
 ///
 /// Keep it until the completions of what was sent with it.
+///
+/// ```
+/// use rdma_core_rs::{AddressHandle, AddressVector, SendWr};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// # let (peer_gid, peer_qp_num, qkey) = (context.gid(1, 2)?, 17, 0x1111_1111);
+/// let ah = AddressHandle::new(&pd, &AddressVector::global(1, peer_gid, 2))?;
+/// let empty_datagram = SendWr::send(1, &[]).to(&ah, peer_qp_num, qkey);
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
 #[doc(alias = "ibv_ah")]
 pub struct AddressHandle {
     ah: NonNull<sys::ibv_ah>,
@@ -130,6 +144,37 @@ impl AddressHandle {
         Ok(AddressHandle { ah, pd: pd.clone() })
     }
 
+    /// Creates a handle to the sender of a datagram, to answer it.
+    ///
+    /// `header` is what stands in the first 40 bytes of the buffer it was received in; `port` is
+    /// the local port. Send the answer to [`Success::src_qp`].
+    ///
+    /// # Errors
+    /// [`Call`](crate::Error::Call) naming `ibv_create_ah_from_wc`, if the header is none or the
+    /// local address it names is gone.
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn to_sender(
+        pd: &ProtectionDomain,
+        port: u8,
+        received: &Success<'_>,
+        header: &[u8; AddressHandle::HEADER_LEN],
+    ) -> Result<AddressHandle> {
+        pd.context().check_process()?;
+        let mut grh = MaybeUninit::<sys::ibv_grh>::uninit();
+        let bytes: *mut [u8; AddressHandle::HEADER_LEN] = grh.as_mut_ptr().cast();
+        // SAFETY: the struct is of this size, and a byte array needs no alignment.
+        unsafe { bytes.write(*header) };
+        let (pd_raw, wc) = (pd.as_raw().as_ptr(), received.as_raw().cast_mut());
+        // SAFETY: `pd` lives during the call, which only reads the completion and the header.
+        let ah = unsafe { sys::ibv_create_ah_from_wc(pd_raw, wc, grh.as_mut_ptr(), port) };
+        let ah = sys::check_null("ibv_create_ah_from_wc", ah)?;
+        Ok(AddressHandle { ah, pd: pd.clone() })
+    }
+
+    /// The length of the routing header in front of a received datagram.
+    #[doc(alias = "ibv_grh")]
+    pub const HEADER_LEN: usize = 40;
+
     /// The protection domain it was created in.
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
@@ -141,6 +186,8 @@ impl AddressHandle {
         self.ah
     }
 }
+
+const _: () = assert!(size_of::<sys::ibv_grh>() == AddressHandle::HEADER_LEN);
 
 impl Drop for AddressHandle {
     fn drop(&mut self) {

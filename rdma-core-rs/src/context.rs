@@ -26,6 +26,22 @@ use crate::sys;
 /// A handle; clones mean the same open device. It is closed with its last user, or, if it was
 /// borrowed from a connection identifier, given back then. All methods can be called from any
 /// thread.
+///
+/// ```
+/// use rdma_core_rs::{PortState, devices};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// let context = devices()?.first().expect("a device").open()?;
+/// let limits = context.device_attr()?;
+/// println!("at most {} requests in a queue", limits.max_qp_wr);
+/// for port in 1..=limits.phys_port_cnt {
+///     let attr = context.port_attr(port)?;
+///     if attr.state == PortState::Active {
+///         println!("port {port}: {} Mbit/s", attr.speed_mbps());
+///     }
+/// }
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
 #[doc(alias = "ibv_context")]
 #[derive(Clone)]
 pub struct Context {

@@ -72,6 +72,19 @@ impl Drop for DeviceList {
 }
 
 /// An RDMA device of this machine, not opened yet.
+///
+/// ```
+/// use rdma_core_rs::{Error, devices};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// let device = devices()?.into_iter().find(|device| device.name() == "fake0");
+/// match device.expect("it is there").open() {
+///     Ok(context) => println!("opened {}", context.device_name()),
+///     Err(Error::PermissionDenied { path, .. }) => println!("may not open {}", path.display()),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
 #[doc(alias = "ibv_device")]
 #[derive(Clone)]
 pub struct Device {

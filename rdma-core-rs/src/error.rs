@@ -11,6 +11,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Unless a method says otherwise, nothing has changed when it returns an error: the object that
 /// was to be made does not exist, and the object that was to be modified is as it was.
+///
+/// ```
+/// use rdma_core_rs::{CompletionQueue, Error};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// match CompletionQueue::new(&context, 1_000_000, None) {
+///     Err(Error::Config { field, allowed, .. }) => println!("{field}: {allowed} is allowed"),
+///     Err(Error::Call { call, source }) => println!("{call} failed: {source}"),
+///     other => drop(other?),
+/// }
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

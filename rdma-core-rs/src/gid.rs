@@ -64,6 +64,14 @@ impl Context {
     /// The index may change when addresses come and go (see
     /// [`AsyncEvent::GidChange`](crate::AsyncEvent::GidChange)).
     ///
+    /// ```
+    /// # let _fabric = fake_verbs::Fabric::new();
+    /// # let context = rdma_core_rs::devices()?[0].open()?;
+    /// let entry = context.find_gid(1, "10.9.0.1".parse().expect("an address"))?;
+    /// println!("index {} of the table", entry.expect("the port has the address").index);
+    /// # Ok::<(), rdma_core_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`gid_table`](Context::gid_table).
     pub fn find_gid(&self, port: u8, ip: IpAddr) -> Result<Option<GidEntry>> {

@@ -255,6 +255,20 @@ impl fmt::Debug for SharedRegion {
 
 /// A range of a [`SharedRegion`], checked once.
 ///
+/// ```
+/// use rdma_core_rs::{Access, SharedRegion};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// let region = SharedRegion::alloc(&pd, 4096, Access::REMOTE_WRITE)?;
+/// let slot = region.slice(128..256)?;
+/// let (for_our_reads, for_the_peer) = (slot.sge(), slot.descriptor());
+/// let mut seen = [0; 128];
+/// slot.read_at(0, &mut seen)?;
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
+///
 /// It keeps the region alive. Unlike a [`RegionSlice`](crate::RegionSlice) it is not unique: the
 /// bytes are shared with the peers anyway.
 #[derive(Debug, Clone)]

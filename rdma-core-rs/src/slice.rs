@@ -49,6 +49,20 @@ unsafe impl Send for RegionSlice {}
 unsafe impl Sync for RegionSlice {}
 
 /// How [`RegionSlice::alloc_with`] allocates and registers.
+///
+/// ```
+/// use rdma_core_rs::{Error, Pages, RegionOptions, RegionSlice};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// let huge = RegionOptions { pages: Pages::Huge, ..RegionOptions::default() };
+/// let slice = match RegionSlice::alloc_with(&pd, 1 << 21, &huge) {
+///     Err(Error::Call { call: "mmap", .. }) => RegionSlice::alloc(&pd, 1 << 21)?, // none free
+///     other => other?,
+/// };
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RegionOptions {
     /// Which pages to use.

@@ -17,6 +17,20 @@ use crate::wr::RecvWr;
 ///
 /// A handle; clones mean the same queue, which is destroyed with its last user, after the queue
 /// pairs that use it. It can be posted to from any thread.
+///
+/// ```
+/// use rdma_core_rs::{CompletionQueue, QpConfig, QueuePair, Srq};
+///
+/// # let _fabric = fake_verbs::Fabric::new();
+/// # let context = rdma_core_rs::devices()?[0].open()?;
+/// # let pd = rdma_core_rs::ProtectionDomain::new(&context)?;
+/// let cq = CompletionQueue::new(&context, 64, None)?;
+/// let srq = Srq::new(&pd, 32, 1)?;
+/// srq.arm_limit(8)?; // an asynchronous event when fewer than 8 are left
+/// let config = QpConfig { srq: Some(srq.clone()), ..QpConfig::rc(&cq, &cq) };
+/// let qps = [QueuePair::new(&pd, &config)?, QueuePair::new(&pd, &config)?];
+/// # Ok::<(), rdma_core_rs::Error>(())
+/// ```
 #[doc(alias = "ibv_srq")]
 #[derive(Clone)]
 pub struct Srq {

@@ -10,6 +10,16 @@ use crate::sys::{self, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 /// On failure only four fields mean anything (ibv_poll_cq(3)); the others can be reached only
 /// through [`success`](Self::success). Some devices put a wrong opcode into a failed completion, so
 /// remember by `wr_id` what you posted.
+///
+/// ```
+/// # fn example(wc: rdma_core_rs::WorkCompletion) {
+/// match wc.success() {
+///     Ok(success) => println!("{} bytes, number {:?}", success.byte_len(), success.imm_data()),
+///     Err(failure) if failure.is_flush() => println!("{} was swept away", failure.wr_id),
+///     Err(failure) => println!("the cause: {failure}"),
+/// }
+/// # }
+/// ```
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -175,6 +185,11 @@ impl Success<'_> {
     #[inline]
     pub fn wc_flags(&self) -> u32 {
         self.wc.wc_flags
+    }
+
+    /// The completion as C has it.
+    pub(crate) fn as_raw(&self) -> *const sys::ibv_wc {
+        (&raw const *self.wc).cast()
     }
 
     #[inline]

@@ -200,6 +200,16 @@ impl PostError {
 }
 
 /// A list of requests of which the first `posted` were posted, and no other.
+///
+/// ```
+/// # use rdma_core_rs::{QueuePair, SendWr};
+/// # fn example(qp: &mut QueuePair, mut requests: Vec<SendWr<'_>>) {
+/// // SAFETY: (what the requests' buffers need)
+/// if let Err(error) = unsafe { qp.post_send_list(&mut requests) } {
+///     let to_post_later = requests.split_off(error.posted);
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{posted} work requests were posted, then: {source}")]
 pub struct PostListError {

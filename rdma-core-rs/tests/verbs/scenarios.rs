@@ -36,7 +36,7 @@ macro_rules! for_all_scenarios {
             window_opens_and_closes_a_part_of_a_region
             send_with_invalidate_closes_the_peers_window
             unreliable_connection_sends_and_writes
-            datagram_arrives_behind_its_routing_header
+            datagram_arrives_behind_its_header_and_is_answered
             datagram_without_a_destination_is_refused
             shared_receive_queue_feeds_two_queue_pairs
             shared_receive_queue_tells_when_it_runs_low
@@ -497,7 +497,7 @@ pub fn unreliable_connection_sends_and_writes(bed: &Bed) {
     assert_eq!(b.shared_bytes(0, 6000), message);
 }
 
-pub fn datagram_arrives_behind_its_routing_header(bed: &Bed) {
+pub fn datagram_arrives_behind_its_header_and_is_answered(bed: &Bed) {
     let (mut a, mut b) = bed.pair(QpType::Ud);
     let ah = AddressHandle::new(&bed.a.pd, &a.path_to(&b.address())).unwrap();
     b.post_recv(1, &[b.local.sge_range(..GRH + 100).unwrap()]);
@@ -516,6 +516,16 @@ pub fn datagram_arrives_behind_its_routing_header(bed: &Bed) {
         (a.qp.qp_num(), Some(42))
     );
     assert_eq!(&b.local[GRH..GRH + 5], b"hello");
+
+    let header = b.local.first_chunk().unwrap();
+    let back = AddressHandle::to_sender(&bed.b.pd, 1, &success, header).unwrap();
+    a.post_recv(3, &[a.local.sge_range(..GRH + 100).unwrap()]);
+    b.local[..6].copy_from_slice(b"answer");
+    let sges = [b.local.sge_range(..6).unwrap()];
+    b.post(SendWr::send(4, &sges).to(&back, success.src_qp(), QKEY));
+    b.expect(4, WcOpcode::Send);
+    a.expect(3, WcOpcode::Recv);
+    assert_eq!(&a.local[GRH..GRH + 6], b"answer");
 }
 
 pub fn datagram_without_a_destination_is_refused(bed: &Bed) {
