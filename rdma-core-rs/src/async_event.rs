@@ -96,14 +96,12 @@ impl AsyncEvents {
     /// # Errors
     /// As for [`try_event`](Self::try_event); [`Call`](crate::Error::Call) naming `poll`.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<Option<AsyncEvent>> {
-        loop {
+        while fd::wait_readable(self.as_fd(), deadline)? {
             if let Some(event) = self.try_event()? {
-                return Ok(Some(event));
-            }
-            if !fd::wait_readable(self.as_fd(), deadline)? {
-                return Ok(None);
+                return Ok(Some(event)); // else another reader was faster
             }
         }
+        Ok(None)
     }
 
     /// The device context whose events these are.

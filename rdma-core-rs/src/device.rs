@@ -166,7 +166,7 @@ impl fmt::Debug for Device {
 }
 
 /// A globally unique identifier, printed as `0011:2233:4455:6677`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Guid(pub u64);
 
 impl fmt::Display for Guid {
@@ -176,6 +176,12 @@ impl fmt::Display for Guid {
             f,
             "{a:02x}{b:02x}:{c:02x}{d:02x}:{e:02x}{g:02x}:{h:02x}{i:02x}"
         )
+    }
+}
+
+impl fmt::Debug for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guid({self})")
     }
 }
 
