@@ -495,7 +495,8 @@ impl Fabric {
     }
 
     /// Delivers any CM event without data: UNREACHABLE, ADDR_CHANGE, a number no library knows...
-    /// The state of the id does not change.
+    /// The state of the id does not change, except that after ADDR_ERROR and ROUTE_ERROR it can be
+    /// resolved again.
     ///
     /// # Panics
     /// If there is no such id.
@@ -503,6 +504,7 @@ impl Fabric {
         with(|w| {
             let found = w.cm.ids.iter().find(|(_, record)| record.serial == id.0);
             let id = found.map(|(&addr, _)| addr).expect("no such id");
+            w.forget_resolution(id, event);
             let body = Body::Nothing;
             w.push_event(Pending {
                 id,

@@ -14,6 +14,7 @@ pub(crate) mod number {
     pub(crate) const ADDR_RESOLVED: u32 = 0;
     pub(crate) const ADDR_ERROR: u32 = 1;
     pub(crate) const ROUTE_RESOLVED: u32 = 2;
+    pub(crate) const ROUTE_ERROR: u32 = 3;
     pub(crate) const CONNECT_REQUEST: u32 = 4;
     pub(crate) const CONNECT_RESPONSE: u32 = 5;
     pub(crate) const UNREACHABLE: u32 = 7;

@@ -299,6 +299,18 @@ impl World {
         }
     }
 
+    /// What the kernel does when resolving fails: one step back.
+    pub(crate) fn forget_resolution(&mut self, id: usize, event: u32) {
+        let Some(record) = self.cm.ids.get_mut(&id) else {
+            return;
+        };
+        record.state = match (record.state, event) {
+            (State::AddressResolved, number::ADDR_ERROR) => State::Bound,
+            (State::RouteResolved, number::ROUTE_ERROR) => State::AddressResolved,
+            (state, _) => state,
+        };
+    }
+
     /// Moves an id that waits for its peer to its end.
     pub(crate) fn fail_id(&mut self, id: usize, event: u32, status: i32, body: Body) {
         let Some(record) = self.cm.ids.get_mut(&id) else {
@@ -309,8 +321,22 @@ impl World {
             State::Connecting | State::Requested | State::Responded | State::ResponseGot
         ) {
             record.state = State::Failed;
+            let (event, status) = match record.is_udp() {
+                true => look_up_failed(event, status),
+                false => (event, status),
+            };
             self.notify(id, event, status, body);
         }
+    }
+}
+
+/// A look-up is answered by a message of its own, which the kernel reports as UNREACHABLE with its
+/// status: 1 nobody serves the port, 2 rejected.
+fn look_up_failed(event: u32, status: i32) -> (u32, i32) {
+    match (event, status) {
+        (number::REJECTED, 8) => (number::UNREACHABLE, 1),
+        (number::REJECTED, _) => (number::UNREACHABLE, 2),
+        other => other,
     }
 }
 

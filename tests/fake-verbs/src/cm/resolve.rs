@@ -64,7 +64,8 @@ impl World {
         dst: *const sockaddr,
     ) -> Outcome<()> {
         let dst = inet::read(dst).ok_or(libc::EAFNOSUPPORT)?;
-        if let Some(src) = inet::read(src) {
+        let is_bound = matches!(self.id(id)?.state, State::Bound); // then the source is ignored
+        if let Some(src) = inet::read(src).filter(|_| !is_bound) {
             self.bind_to(id, src)?;
         }
         if !matches!(self.id(id)?.state, State::Idle | State::Bound) {
