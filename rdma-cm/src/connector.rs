@@ -140,7 +140,7 @@ impl Resolving {
         options: &IdOptions,
         port_space: PortSpace,
     ) -> Result<Self> {
-        check_family(peer, source)?;
+        check_source(peer, source)?;
         let deadline = Deadline::after(deadline);
         let mut id = CmId::new(port_space)?;
         id.set_options(options)?;
@@ -344,8 +344,7 @@ impl Resolved {
     ///
     /// # Errors
     ///
-    /// [`CmError::Config`] if `qp` is on another device, [`CmError::Verbs`] or [`CmError::Call`]; the
-    /// step may be tried again.
+    /// [`CmError::Verbs`] or [`CmError::Call`]; the step may be tried again.
     pub fn init_qp(&mut self, qp: &mut QueuePair) -> Result<()> {
         qp::to_init(&self.id, qp)?;
         self.initialised = Some(qp.qp_num());
@@ -542,13 +541,18 @@ impl Answer {
     }
 }
 
-pub(crate) fn check_family(peer: SocketAddr, source: Option<SocketAddr>) -> Result<()> {
+/// The source has to be of the peer's family, and not a loopback address on the way to another host:
+/// the kernel takes that for the wildcard.
+pub(crate) fn check_source(peer: SocketAddr, source: Option<SocketAddr>) -> Result<()> {
     match source {
         Some(source) if source.is_ipv4() != peer.is_ipv4() => Err(CmError::Config {
             field: "source",
             asked: source.to_string(),
             allowed: "an address of the peer's family is needed",
         }),
+        Some(source) if source.ip().is_loopback() && !peer.ip().is_loopback() => {
+            Err(CmError::no_device(source).with_candidates())
+        }
         _ => Ok(()),
     }
 }

@@ -15,7 +15,7 @@
 use std::fmt;
 use std::io;
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -127,6 +127,31 @@ pub struct UdParam {
     pub qp_num: u32,
     /// The key that datagrams to it have to carry.
     pub qkey: u32,
+    /// The GID of the peer or the group.
+    pub gid: Ipv6Addr,
+    /// Its local identifier; InfiniBand only.
+    pub lid: u16,
+}
+
+impl UdParam {
+    fn new(raw: &sys::rdma_ud_param) -> Self {
+        let sys::rdma_ud_param {
+            ah_attr,
+            qp_num,
+            qkey,
+            ..
+        } = *raw;
+        // SAFETY: both members of the union are 16 bytes, valid for every bit pattern, and
+        // librdmacm zeroed or filled them.
+        let gid = Ipv6Addr::from(unsafe { ah_attr.grh.dgid.raw });
+        Self {
+            ah_attr,
+            qp_num,
+            qkey,
+            gid,
+            lid: ah_attr.dlid,
+        }
+    }
 }
 
 impl fmt::Debug for UdParam {
@@ -134,6 +159,7 @@ impl fmt::Debug for UdParam {
         f.debug_struct("UdParam")
             .field("qp_num", &self.qp_num)
             .field("qkey", &self.qkey)
+            .field("gid", &self.gid)
             .finish_non_exhaustive()
     }
 }
@@ -541,7 +567,6 @@ impl CmId {
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: SocketAddr) -> Result<()> {
         self.check_process()?;
-        drop(self.fetched.take()); // if it was forgotten: the call waits for it
         let mut addr = RawAddr::from(group);
         // SAFETY: the id is alive and ours alone, so that no event of it is unacknowledged, for
         // which the call would wait; the address outlives the call.
@@ -645,6 +670,7 @@ impl CmId {
 impl CmId {
     /// `raw` is an event just fetched, which nobody else has.
     fn hand_out(&mut self, raw: NonNull<sys::rdma_cm_event>) -> CmEvent<'_> {
+        let own = self.raw;
         let event = CmEvent {
             raw,
             port_space: self.port_space,
@@ -657,7 +683,9 @@ impl CmId {
         };
         *event.fetched = Some(Fetched {
             event: raw,
-            child: child.map(|raw| Child(raw, self.process)),
+            child: child
+                .filter(|child| *child != own)
+                .map(|raw| Child(raw, self.process)),
         });
         event
     }
@@ -817,19 +845,7 @@ impl CmEvent<'_> {
     #[must_use]
     pub fn ud_param(&self) -> Option<UdParam> {
         let has_param = self.has_param() || self.event_type() == EventType::MulticastJoin;
-        (has_param && self.port_space.is_datagram()).then(|| {
-            let sys::rdma_ud_param {
-                ah_attr,
-                qp_num,
-                qkey,
-                ..
-            } = self.ud();
-            UdParam {
-                ah_attr,
-                qp_num,
-                qkey,
-            }
-        })
+        (has_param && self.port_space.is_datagram()).then(|| UdParam::new(&self.ud()))
     }
 
     /// The parameters, for an event of a connected port space.

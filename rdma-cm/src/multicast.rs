@@ -2,7 +2,6 @@
 //!
 //! Joining asks the network (the subnet manager, or IGMP on Ethernet) for the group, and returns
 //! what a datagram to it needs. Receiving needs a queue pair attached to the group as well.
-#![allow(unsafe_code)] // attaching a queue pair to a group
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,14 +11,13 @@ use std::time::{Duration, Instant};
 use rdma_core_rs::{AddressHandle, Context, ProtectionDomain, QueuePair};
 
 use crate::channel::EventChannel;
-use crate::connector::check_family;
+use crate::connector::check_source;
 use crate::deadline::Deadline;
 use crate::error::{CmError, Result, Step};
 use crate::event::EventType;
 use crate::id::{CmId, News, PortSpace, UdParam};
 use crate::listener::missing;
 use crate::qp;
-use crate::sys;
 
 /// The queue pair number that datagrams to a group carry.
 const MULTICAST_QPN: u32 = 0xff_ffff;
@@ -89,18 +87,34 @@ impl Join {
                 allowed: "a multicast address is needed",
             });
         }
-        check_family(self.group, self.source)?;
+        check_source(self.group, self.source)?;
         let deadline = Deadline::after(self.deadline);
         let mut id = CmId::new(PortSpace::Udp)?;
-        id.resolve_addr(self.source, self.group, deadline.left())
+        let step = self
+            .begin(&mut id, deadline)
             .map_err(CmError::with_candidates)?;
         Ok(Joining {
             channel: id.shared_channel(),
             id: Some(id),
             join: self,
-            step: Step::ResolveAddr,
+            step,
             deadline,
         })
+    }
+
+    /// A local address is all that joining needs; without one, the routing table has to choose.
+    fn begin(&self, id: &mut CmId, deadline: Deadline) -> Result<Step> {
+        match self.source {
+            Some(source) => {
+                id.bind(source)?;
+                id.join_multicast(self.group, self.send_only)?;
+                Ok(Step::JoinMulticast)
+            }
+            None => {
+                id.resolve_addr(None, self.group, deadline.left())?;
+                Ok(Step::ResolveAddr)
+            }
+        }
     }
 
     /// [`start`](Self::start), then waits until the group is joined.
@@ -258,40 +272,22 @@ impl Membership {
     ///
     /// # Errors
     ///
-    /// [`CmError::Call`].
+    /// [`CmError::Verbs`].
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach(&self, qp: &mut QueuePair) -> Result<()> {
-        let gid = self.ud.ah_attr.grh.dgid;
-        // SAFETY: the queue pair is alive and borrowed, the GID is a local that the call copies.
-        let ret = unsafe {
-            sys::ibv_attach_mcast(qp.as_raw().as_ptr(), &raw const gid, self.ud.ah_attr.dlid)
-        };
-        self.positive_errno("ibv_attach_mcast", ret)
+        qp.attach_mcast(self.ud.gid, self.ud.lid)
+            .map_err(CmError::verbs(Step::JoinMulticast))
     }
 
     /// Ends what [`attach`](Self::attach) began.
     ///
     /// # Errors
     ///
-    /// [`CmError::Call`], among others for a queue pair that was not attached.
+    /// [`CmError::Verbs`], among others for a queue pair that was not attached.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(&self, qp: &mut QueuePair) -> Result<()> {
-        let gid = self.ud.ah_attr.grh.dgid;
-        // SAFETY: as in `attach`.
-        let ret = unsafe {
-            sys::ibv_detach_mcast(qp.as_raw().as_ptr(), &raw const gid, self.ud.ah_attr.dlid)
-        };
-        self.positive_errno("ibv_detach_mcast", ret)
-    }
-
-    /// These two return the errno itself, as verbs do (ibv_attach_mcast(3)).
-    fn positive_errno(&self, call: &'static str, ret: i32) -> Result<()> {
-        match ret {
-            0 => Ok(()),
-            errno => Err(CmError::call(call, Step::JoinMulticast, Some(self.group))(
-                std::io::Error::from_raw_os_error(errno),
-            )),
-        }
+        qp.detach_mcast(self.ud.gid, self.ud.lid)
+            .map_err(CmError::verbs(Step::LeaveMulticast))
     }
 }
 
