@@ -176,10 +176,8 @@ fn dropping_a_connection_tells_the_peer() {
 
     let ((_client, active), (_server, passive)) = pair(&listener);
     drops_promptly("the passive side", passive);
-    assert_eq!(
-        active.wait_event(soon()).unwrap(),
-        ConnectionEvent::Disconnected
-    );
+    // Rejected, if the confirmation had not arrived there yet.
+    assert!(active.wait_event(soon()).unwrap().is_end());
 }
 
 #[test]
@@ -860,6 +858,11 @@ fn a_multicast_datagram_reaches_who_joined() {
     client.expect_sent();
     assert_eq!(&server.expect_received()[40..], b"to all");
 
+    run("ip route add 239.0.0.0/8 dev v0");
+    let by_route = Join::new(group).deadline(PATIENCE).join();
+    run("ip route del 239.0.0.0/8 dev v0");
+    assert_eq!(by_route.unwrap().context().device_name(), "rxe0");
+
     receiving.detach(&mut server.qp).unwrap();
     drops_promptly("a membership", receiving);
     let error = Join::new(addr(SERVER, 0)).start().map(drop).unwrap_err();
@@ -948,23 +951,22 @@ fn a_thousand_rounds_leave_nothing_behind() {
     const ROUNDS: u32 = 1000;
     let listener = listen();
     drop(pair(&listener)); // what is made once is made now
+    let (ours, theirs) = (Bare::new(CLIENT), Bare::new(SERVER));
     settle();
     let before = (open_fds(), rdma_objects());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
-                let (_server, passive) =
-                    accept(listener.accept(soon()).unwrap(), &ConnParam::default());
-                wait_end(&passive);
+                let mut qp = theirs.queue_pair();
+                let request = listener.accept(soon()).unwrap();
+                wait_end(&request.accept(&mut qp, &ConnParam::default()).unwrap());
             }
         });
         for _ in 0..ROUNDS {
-            let (mut client, connecting) = begin(connector(&listener), &ConnParam::default());
-            connecting
-                .wait(&mut client.qp)
-                .unwrap()
-                .disconnect()
-                .unwrap();
+            let mut qp = ours.queue_pair();
+            let resolved = connector(&listener).resolve().unwrap();
+            let connecting = resolved.connect(&mut qp, &ConnParam::default()).unwrap();
+            connecting.wait(&mut qp).unwrap().disconnect().unwrap();
         }
     });
     settle();
@@ -1143,7 +1145,7 @@ fn a_server_gone_at_any_step_is_told_to_the_client() {
 #[test]
 #[ignore = "needs an RDMA device: cargo xtask test"]
 fn a_cut_wire_at_any_step_ends_at_the_deadline_and_drops_promptly() {
-    let limit = Duration::from_secs(2);
+    let limit = Duration::from_secs(5);
     let listener = listen();
     for reach in REACHES {
         println!("wire cut at {reach:?}");
@@ -1175,13 +1177,9 @@ fn a_cut_wire_at_any_step_ends_at_the_deadline_and_drops_promptly() {
         let mut client = prepare(&mut resolved);
         if reach <= Reach::Initialised {
             let _wire = Fault::black_hole();
-            let connecting = resolved
-                .connect(&mut client.qp, &ConnParam::default())
-                .unwrap();
-            in_time(
-                start,
-                connecting.wait(&mut client.qp).map(drop).unwrap_err(),
-            );
+            let asked = resolved.connect(&mut client.qp, &ConnParam::default());
+            let answered = asked.and_then(|connecting| connecting.wait(&mut client.qp));
+            in_time(start, answered.map(drop).unwrap_err());
             continue;
         }
         let connecting = resolved

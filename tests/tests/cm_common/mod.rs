@@ -159,6 +159,28 @@ impl End {
     }
 }
 
+/// What queue pairs without messages share.
+pub(crate) struct Bare {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+}
+
+impl Bare {
+    pub(crate) fn new(ip: &str) -> Self {
+        let context = rdma_cm::context_for(addr(ip, 0)).unwrap();
+        Self {
+            pd: ProtectionDomain::new(&context).unwrap(),
+            cq: CompletionQueue::new(&context, 16, None).unwrap(),
+        }
+    }
+
+    pub(crate) fn queue_pair(&self) -> QueuePair {
+        let mut config = QpConfig::rc(&self.cq, &self.cq);
+        (config.max_send_wr, config.max_recv_wr) = (1, 1);
+        QueuePair::new(&self.pd, &config).unwrap()
+    }
+}
+
 /// The active side, up to where the request is out.
 pub(crate) fn begin(connector: Connector, param: &ConnParam) -> (End, Connecting) {
     let mut resolved = connector.resolve().unwrap();
