@@ -125,7 +125,8 @@ pub struct EndpointConfig {
     /// some devices). Default 6.
     pub retry_count: u8,
     /// How often the device repeats a send that finds no receive posted: 0 to 6, or 7 for ever.
-    /// Default 6.
+    /// Default 7: with fewer, a receiver that is late by a few milliseconds ends the connection.
+    /// What bounds it is [`stall_timeout`](Self::stall_timeout).
     pub rnr_retry_count: u8,
     /// How long a peer that sent too early is told to wait, as a code: 12 is 0.64 ms. 0 would be
     /// 655 ms. Default 12.
@@ -135,6 +136,11 @@ pub struct EndpointConfig {
     /// may take up to four times as long for each of `retry_count + 1` tries, usually it takes one
     /// to two; with the defaults, 16 and 6, about 2 s. Default 16.
     pub ack_timeout: u8,
+    /// How long sends, writes, reads and atomics may be in flight without a single one completing,
+    /// before the endpoint ends with [`Cause::Stalled`](crate::Cause::Stalled); noticed after one to
+    /// one and a half times as long. That is a peer that is alive and posts no receives. `None`: for
+    /// ever. Default 30 s.
+    pub stall_timeout: Option<Duration>,
     /// Reads and atomics of the peer that this side serves at once; 0 forbids them. Default 16,
     /// lowered to what the device can.
     pub responder_resources: u8,
@@ -179,8 +185,9 @@ impl Default for EndpointConfig {
             connect_deadline: Duration::from_secs(5),
             close_deadline: Duration::from_secs(1),
             retry_count: 6,
-            rnr_retry_count: 6,
+            rnr_retry_count: 7,
             min_rnr_timer: 12,
+            stall_timeout: Some(Duration::from_secs(30)),
             ack_timeout: 16,
             responder_resources: 16,
             initiator_depth: 16,

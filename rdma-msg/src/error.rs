@@ -208,6 +208,9 @@ pub enum Cause {
     QueuePairError,
     /// The completion queue reported an error, so completions may be lost.
     CompletionQueueError,
+    /// Operations were in flight for [`stall_timeout`](crate::EndpointConfig::stall_timeout), and
+    /// none completed: the peer is there, and posts no receives.
+    Stalled,
 }
 
 impl fmt::Display for Cause {
@@ -223,6 +226,7 @@ impl fmt::Display for Cause {
                 "the queue pair went to the error state without a failed operation of ours",
             ),
             Cause::CompletionQueueError => f.write_str("the completion queue failed"),
+            Cause::Stalled => f.write_str("no operation completed for too long (stall_timeout)"),
         }
     }
 }

@@ -59,16 +59,14 @@ pub(crate) struct Actions(u8);
 
 impl Actions {
     pub(crate) const NONE: Actions = Actions(0);
-    /// Tell the connection manager that data has arrived (`rdma_notify`, COMM_EST).
-    pub(crate) const NOTIFY: Actions = Actions(1);
     /// Move the queue pair to its error state, so that everything is flushed.
-    pub(crate) const TO_ERROR: Actions = Actions(1 << 1);
+    pub(crate) const TO_ERROR: Actions = Actions(1);
     /// Tell the peer, or answer it (`rdma_disconnect`).
-    pub(crate) const DISCONNECT: Actions = Actions(1 << 2);
+    pub(crate) const DISCONNECT: Actions = Actions(1 << 1);
     /// Destroy the queue pair, poll the completion queue dry, end what is left, let the id go.
-    pub(crate) const DESTROY: Actions = Actions(1 << 3);
+    pub(crate) const DESTROY: Actions = Actions(1 << 2);
     /// Wake who waits for the new state.
-    pub(crate) const WAKE: Actions = Actions(1 << 4);
+    pub(crate) const WAKE: Actions = Actions(1 << 3);
 
     pub(crate) fn contains(self, other: Actions) -> bool {
         self.0 & other.0 == other.0
@@ -90,8 +88,7 @@ impl State {
         use Input as I;
         use State as S;
         match (self, input) {
-            (S::Opening, I::Established) => (S::Open, Actions::WAKE),
-            (S::Opening, I::FirstReceive) => (S::Open, Actions::NOTIFY | Actions::WAKE),
+            (S::Opening, I::Established | I::FirstReceive) => (S::Open, Actions::WAKE),
 
             (S::Open, I::Close) => (S::Draining, Actions::WAKE),
             (S::Opening, I::Close) => (S::Flushing, BREAK),
@@ -250,11 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn the_first_receive_opens_and_notifies_the_connection_manager_once() {
-        let (state, actions) = State::Opening.on(Input::FirstReceive);
-        assert_eq!(state, State::Open);
-        assert!(actions.contains(Actions::NOTIFY));
-        assert!(!state.on(Input::FirstReceive).1.contains(Actions::NOTIFY));
+    fn the_first_receive_opens_as_the_event_would() {
+        let opened = State::Opening.on(Input::Established);
+        assert_eq!(State::Opening.on(Input::FirstReceive), opened);
     }
 
     #[test]

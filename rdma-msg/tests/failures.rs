@@ -157,7 +157,11 @@ fn a_cut_link_ends_in_unknown() {
 #[test]
 fn a_peer_without_receives_refuses_in_the_end() {
     let fabric = Fabric::new();
-    let (client, _server) = pair_with(&small(), &manual());
+    let impatient = EndpointConfig {
+        rnr_retry_count: 6,
+        ..small()
+    };
+    let (client, _server) = pair_with(&impatient, &manual());
     let send = client.send(filled(&client, b"too early")).unwrap();
     let behind = client.send(filled(&client, b"behind")).unwrap();
     fabric.expire_retries();
@@ -575,7 +579,7 @@ fn a_lost_confirmation_is_made_good_by_the_first_message() {
     let fabric = Fabric::new();
     fabric.drop_cm_events(ESTABLISHED, 1);
     let listener = Listener::bind(any_port(2), &small()).unwrap();
-    let server = thread::scope(|scope| {
+    let (_client, server) = thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
         let client = Endpoint::connect(listener.local_addr(), &small()).unwrap();
         client.send_slice(b"here I am").unwrap().wait().unwrap();
@@ -583,9 +587,49 @@ fn a_lost_confirmation_is_made_good_by_the_first_message() {
         assert_eq!(&server.recv().unwrap().buf[..], b"here I am");
         server.send_slice(b"I see").unwrap().wait().unwrap();
         assert_eq!(&client.recv().unwrap().buf[..], b"I see");
-        server
+        (client, server)
     });
-    assert!(fabric.count_of("rdma_notify") >= 1);
+    let end = Instant::now() + LIMIT;
+    while fabric.count_of("rdma_notify") == 0 {
+        assert!(
+            Instant::now() < end,
+            "the connection manager was never told"
+        );
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert!(server.recv_deadline(soon).unwrap().is_none());
+    }
+    drop(server);
+}
+
+#[test]
+fn the_connection_manager_is_not_told_what_it_knows() {
+    let fabric = Fabric::new();
+    let (client, server) = pair();
+    client.send_slice(b"here I am").unwrap().wait().unwrap();
+    drop(server.recv().unwrap());
+    // Longer than it would wait for a lost confirmation.
+    let later = Instant::now() + Duration::from_millis(300);
+    assert!(server.recv_deadline(later).unwrap().is_none());
+    assert_eq!(fabric.count_of("rdma_notify"), 0);
+}
+
+#[test]
+fn a_peer_that_takes_nothing_ends_the_endpoint_in_bounded_time() {
+    let _fabric = Fabric::new();
+    let patient = EndpointConfig {
+        stall_timeout: Some(Duration::from_millis(20)),
+        ..small()
+    };
+    let (client, server) = pair_with(&patient, &manual());
+    let idle = Instant::now() + Duration::from_millis(60);
+    assert!(client.recv_deadline(idle).unwrap().is_none());
+    assert!(client.is_open(), "idle is not stalled");
+
+    let refused = error(client.send(filled(&client, b"nobody listens")).unwrap());
+
+    assert_eq!(*refused.cause, Cause::Stalled);
+    assert_eq!(refused.outcome, Outcome::Unknown);
+    assert_eq!(&refused.buf.unwrap()[..], b"nobody listens");
     drop(server);
 }
 

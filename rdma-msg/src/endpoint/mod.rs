@@ -3,6 +3,7 @@
 mod batch;
 mod open;
 pub(crate) mod state;
+mod watchdog;
 
 use std::fmt;
 use std::future::Future;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use rdma_cm::{ConnParam, Connecting, Connection, ConnectionEvent, Resolved, Resolving};
 use rdma_core_rs::{QpConfig, QueuePair};
 
+use super::watchdog::Watchdog;
 use crate::config::{EndpointConfig, Receive};
-use crate::error::{Addrs, Cause, OpKind, OpenError, PostErrorKind};
+use crate::error::{Addrs, Cause, OpenError, PostErrorKind};
 use crate::handshake;
 use crate::lifecycle::{self, Actions, Input};
 use crate::op::{Payload, Received};
@@ -67,7 +68,7 @@ pub(crate) struct Ep {
     /// `None` once it is closed and has given its reservations back.
     pub(crate) lane: Option<LaneId>,
     pub(crate) rules: Rules,
-    config: Box<EndpointConfig>,
+    pub(super) config: Box<EndpointConfig>,
     pub(crate) addrs: Addrs,
     pub(crate) peer_data: Vec<u8>,
     pub(crate) qp_num: u32,
@@ -86,8 +87,7 @@ pub(crate) struct Ep {
     /// Why it has to end, found where nothing can be done about it.
     pub(crate) bad_news: Option<Cause>,
     pub(crate) timer: Option<Instant>,
-    /// For the keepalive: what had been posted when it was looked at last.
-    last_posted: u64,
+    pub(super) watchdog: Watchdog,
 
     pub(crate) open_error: Option<OpenError>,
     pub(crate) was_open: bool,
@@ -186,7 +186,7 @@ impl State {
             first_receive: false,
             bad_news: None,
             timer: None,
-            last_posted: 0,
+            watchdog: Watchdog::default(),
             open_error: None,
             was_open: false,
             cause: None,
@@ -529,7 +529,7 @@ impl State {
                 self.link_news(index);
                 self.check_again_if_early(index, now);
             }
-            (_, lifecycle::State::Open) => self.keep_alive(index, now),
+            (_, lifecycle::State::Open) => self.look_after(index, now),
             _ => self.step(index, Input::Deadline),
         }
     }
@@ -540,21 +540,6 @@ impl State {
         if matches!(ep.link, Link::Resolving(_) | Link::Connecting(_)) && ep.timer.is_none() {
             self.set_timer(index, Some(now + Duration::from_millis(1)));
         }
-    }
-
-    /// Probes the peer, if nothing else did since the last time.
-    fn keep_alive(&mut self, index: u32, now: Instant) {
-        let ep = &mut self.endpoints[index as usize];
-        let (Some(interval), Some(lane)) = (ep.config.keepalive, ep.lane) else {
-            return;
-        };
-        let posted = self.tracker.tally(lane).posted.iter().sum::<u64>()
-            - self.tracker.tally(lane).posted[OpKind::Receive as usize];
-        let idle = mem::replace(&mut ep.last_posted, posted) == posted;
-        if idle && self.tracker.in_flight(lane).0 == 0 {
-            self.probe(index);
-        }
-        self.set_timer(index, Some(now + interval));
     }
 
     /// Posts a write of length zero, which only asks for an acknowledgement.
@@ -696,12 +681,6 @@ impl State {
 
     fn act(&mut self, index: u32, actions: Actions) {
         let ep = &mut self.endpoints[index as usize];
-        if actions.contains(Actions::NOTIFY)
-            && let Link::Up(connection) = &ep.link
-            && let Err(error) = connection.notify_comm_est()
-        {
-            log::debug!("rdma_notify: {error}");
-        }
         if actions.contains(Actions::TO_ERROR)
             && let Some(qp) = &mut ep.qp
             && let Err(error) = qp.to_error()
@@ -731,10 +710,7 @@ impl State {
         let at = match ep.life {
             // They brought their own.
             lifecycle::State::Opening | lifecycle::State::Draining => return,
-            lifecycle::State::Open => ep
-                .config
-                .keepalive
-                .map(|interval| Instant::now() + interval),
+            lifecycle::State::Open => return self.start_watchdog(index),
             lifecycle::State::Flushing => Some(Instant::now() + FLUSH_TIME),
             lifecycle::State::Closed => None,
         };
