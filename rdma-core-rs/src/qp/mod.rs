@@ -239,6 +239,8 @@ pub struct QueuePair {
     /// It has left RESET.
     can_receive: bool,
     destroyed: bool,
+    /// The multicast groups it is attached to, which it must leave before it can be destroyed.
+    groups: Vec<(Ipv6Addr, u16)>,
     caps: QpCaps,
     qp_type: QpType,
     pd: ProtectionDomain,
@@ -279,6 +281,7 @@ impl QueuePair {
             can_send: false,
             can_receive: false,
             destroyed: false,
+            groups: Vec::new(),
             caps: QpCaps::from_raw(&init.cap),
             qp_type: config.qp_type,
             pd: pd.clone(),
@@ -373,17 +376,23 @@ impl QueuePair {
 
     /// Joins a multicast group: datagrams to it are received too. Datagram queue pairs only.
     ///
-    /// The subnet must route the group here, which the connection manager asks for.
+    /// The subnet must route the group here, which the connection manager asks for. It leaves its
+    /// groups when it is destroyed.
     ///
     /// # Errors
     /// [`Call`](Error::Call) naming `ibv_attach_mcast`.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&mut self, gid: Ipv6Addr, lid: u16) -> Result<()> {
         self.pd.context().check_process()?;
+        let group = (gid, lid);
         let gid = sys::ibv_gid { raw: gid.octets() };
         // SAFETY: `self` keeps the queue pair alive; `gid` is a local that is only read.
         let ret = unsafe { sys::ibv_attach_mcast(self.qp.as_ptr(), &raw const gid, lid) };
-        sys::check("ibv_attach_mcast", ret)
+        sys::check("ibv_attach_mcast", ret)?;
+        if !self.groups.contains(&group) {
+            self.groups.push(group);
+        }
+        Ok(())
     }
 
     /// Leaves a multicast group.
@@ -393,10 +402,13 @@ impl QueuePair {
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&mut self, gid: Ipv6Addr, lid: u16) -> Result<()> {
         self.pd.context().check_process()?;
+        let group = (gid, lid);
         let gid = sys::ibv_gid { raw: gid.octets() };
         // SAFETY: `self` keeps the queue pair alive; `gid` is a local that is only read.
         let ret = unsafe { sys::ibv_detach_mcast(self.qp.as_ptr(), &raw const gid, lid) };
-        sys::check("ibv_detach_mcast", ret)
+        sys::check("ibv_detach_mcast", ret)?;
+        self.groups.retain(|joined| *joined != group);
+        Ok(())
     }
 
     /// The state it is in. The device moves it to the error state by itself after a failure.
@@ -463,6 +475,11 @@ impl QueuePair {
 
     fn try_destroy(&mut self) -> Result<()> {
         self.pd.context().check_process()?;
+        for (gid, lid) in self.groups.clone() {
+            if let Err(error) = self.detach_mcast(gid, lid) {
+                log::warn!("{error}; queue pair {} stays in {gid}", self.qp_num);
+            }
+        }
         // SAFETY: the only handle, not destroyed yet: `destroyed` is set below and nothing else is
         // called after that.
         let ret = unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) };

@@ -38,6 +38,7 @@ macro_rules! for_all_scenarios {
             unreliable_connection_sends_and_writes
             datagram_arrives_behind_its_header_and_is_answered
             datagram_without_a_destination_is_refused
+            queue_pair_leaves_its_multicast_groups_when_destroyed
             shared_receive_queue_feeds_two_queue_pairs
             shared_receive_queue_tells_when_it_runs_low
             too_many_elements_are_refused
@@ -548,6 +549,19 @@ pub fn datagram_without_a_destination_is_refused(bed: &Bed) {
     let error = unsafe { a.qp.post_send_list(&mut [send(), nowhere()]) }.unwrap_err();
     assert_eq!((error.posted, error.source.errno()), (0, libc::EINVAL));
     a.expect_nothing();
+}
+
+pub fn queue_pair_leaves_its_multicast_groups_when_destroyed(bed: &Bed) {
+    let mut end = End::new(&bed.a, QpType::Ud, |_| {});
+    end.init();
+    for group in ["ff0e::ffff:239.1.2.3", "ff0e::ffff:239.1.2.4"] {
+        end.qp.attach_mcast(group.parse().unwrap(), 0).unwrap();
+    }
+    let first = "ff0e::ffff:239.1.2.3".parse().unwrap();
+    end.qp.attach_mcast(first, 0).unwrap(); // once more changes nothing
+    end.qp.detach_mcast(first, 0).unwrap();
+    end.qp.attach_mcast(first, 0).unwrap();
+    end.qp.destroy().map_err(|(_, error)| error).unwrap();
 }
 
 // --- shared receive queues ----------------------------------------------------------------------
