@@ -344,7 +344,8 @@ impl Resolved {
     ///
     /// # Errors
     ///
-    /// [`CmError::Verbs`] or [`CmError::Call`]; the step may be tried again.
+    /// [`CmError::Config`] if `qp` is on another device, [`CmError::Verbs`] or [`CmError::Call`]; the
+    /// step may be tried again.
     pub fn init_qp(&mut self, qp: &mut QueuePair) -> Result<()> {
         qp::to_init(&self.id, qp)?;
         self.initialised = Some(qp.qp_num());

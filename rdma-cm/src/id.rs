@@ -567,6 +567,7 @@ impl CmId {
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: SocketAddr) -> Result<()> {
         self.check_process()?;
+        drop(self.fetched.take()); // if it was forgotten: the call waits for it
         let mut addr = RawAddr::from(group);
         // SAFETY: the id is alive and ours alone, so that no event of it is unacknowledged, for
         // which the call would wait; the address outlives the call.

@@ -303,7 +303,8 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`CmError::Withdrawn`] if the peer has given up, [`CmError::Verbs`] or [`CmError::Call`].
+    /// [`CmError::Config`] if `qp` is on another device, [`CmError::Withdrawn`] if the peer has given
+    /// up, [`CmError::Verbs`] or [`CmError::Call`].
     pub fn init_qp(&mut self, qp: &mut QueuePair) -> Result<()> {
         qp::to_init(&self.id, qp).map_err(|e| e.or_withdrawn(self.peer))?;
         self.initialised = Some(qp.qp_num());

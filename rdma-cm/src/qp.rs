@@ -34,12 +34,14 @@ impl QpParam {
 
 /// To INIT: from now on receives can be posted.
 pub(crate) fn to_init(id: &CmId, qp: &mut QueuePair) -> Result<()> {
+    check_device(id, qp)?;
     let (attr, mask) = id.qp_attr(ibv_qp_state::IBV_QPS_INIT)?;
     modify(qp, attr, mask)
 }
 
 /// To RTR and RTS: from now on it receives and sends.
 pub(crate) fn to_rts(id: &CmId, qp: &mut QueuePair, param: QpParam) -> Result<()> {
+    check_device(id, qp)?;
     let (mut attr, flags) = id.qp_attr(ibv_qp_state::IBV_QPS_RTR)?;
     // The connection manager chooses 0, which is the longest timer of all: 655 ms.
     attr.min_rnr_timer = param.min_rnr_timer;
@@ -81,6 +83,20 @@ fn remote_access(depths: Negotiated) -> c_uint {
         } else {
             reads
         }
+}
+
+/// A number means another queue pair on another device: the peer would talk to a stranger, or to
+/// nobody. The device may have been opened twice, so its name counts.
+fn check_device(id: &CmId, qp: &QueuePair) -> Result<()> {
+    let device = qp.pd().context().device_name();
+    match id.device_name() {
+        Some(own) if own != device => Err(CmError::Config {
+            field: "qp",
+            asked: format!("a queue pair on {device}"),
+            allowed: "it has to be on the device of the connection (context())",
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn modify(qp: &mut QueuePair, attr: ibv_qp_attr, mask: c_int) -> Result<()> {

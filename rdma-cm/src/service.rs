@@ -265,7 +265,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`CmError::Verbs`] or [`CmError::Call`].
+    /// [`CmError::Config`] if `qp` is on another device, [`CmError::Verbs`] or [`CmError::Call`].
     pub fn init_qp(&self, qp: &mut QueuePair) -> Result<()> {
         qp::datagram_to_rts(&self.id, qp)
     }
@@ -394,7 +394,7 @@ impl ServiceRequest {
     ///
     /// # Errors
     ///
-    /// [`CmError::Verbs`] or [`CmError::Call`].
+    /// [`CmError::Config`] if `qp` is on another device, [`CmError::Verbs`] or [`CmError::Call`].
     pub fn init_qp(&self, qp: &mut QueuePair) -> Result<()> {
         qp::datagram_to_rts(&self.id, qp)
     }

@@ -73,6 +73,7 @@ fn layouts() -> Vec<Layout> {
         ibv_global_route { dgid, flow_label, sgid_index, hop_limit, traffic_class }
         ibv_ah_attr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num }
         ibv_ah { context, pd, handle }
+        ibv_grh { version_tclass_flow, paylen, next_hdr, hop_limit, sgid, dgid }
         ibv_sge { addr, length, lkey }
         ibv_recv_wr { wr_id, next, sg_list, num_sge }
         ibv_send_wr {
