@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -36,6 +37,30 @@ pub fn run<A: Parser>(name: &str, body: impl FnOnce(A) -> Result<()>) -> ExitCod
             ExitCode::FAILURE
         }
     }
+}
+
+/// An address as an argument: `HOST` or `HOST:PORT`, IPv6 with a port in brackets.
+///
+/// Without a port it is `default_port`; a name is looked up, its first address taken.
+///
+/// # Errors
+/// If the name is not known, or the text is no address.
+pub fn address(text: &str, default_port: u16) -> Result<SocketAddr> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, default_port));
+    }
+    let with_port = text
+        .rsplit_once(':')
+        .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let found = if with_port {
+        text.to_socket_addrs()
+    } else {
+        (text, default_port).to_socket_addrs()
+    };
+    let mut found = found.during(|| format!("look up {text:?}"))?;
+    found
+        .next()
+        .ok_or_else(|| format!("look up {text:?}: no address").into())
 }
 
 /// The error and all its sources in one line, each separated by `: `.
@@ -107,6 +132,16 @@ mod tests {
             chain(again.unwrap_err().as_ref()),
             "echo: connect to ::1: connection refused"
         );
+    }
+
+    #[test]
+    fn an_address_needs_no_port_and_no_brackets() {
+        let parsed = |text| address(text, 7471).unwrap().to_string();
+        assert_eq!(parsed("192.168.99.2"), "192.168.99.2:7471");
+        assert_eq!(parsed("192.168.99.2:18515"), "192.168.99.2:18515");
+        assert_eq!(parsed("fd00::2"), "[fd00::2]:7471");
+        assert_eq!(parsed("[fd00::2]:18515"), "[fd00::2]:18515");
+        assert!(address("256.1.1.1:99999", 1).is_err());
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! What a ping-pong measured: as a table for people, as JSON for programs.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -99,38 +98,41 @@ impl Default for Latencies {
     }
 }
 
-/// The rows as a table with a heading, one line a row.
-pub fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
-        "size",
-        "iterations",
+/// The table's heading, ended by a newline.
+pub fn heading() -> String {
+    let names = [
         "min µs",
         "median µs",
         "p99 µs",
         "p99.9 µs",
         "max µs",
         "msg/s",
-        "MB/s"
-    );
-    for row in rows {
-        let LatencyUs {
-            min,
-            median,
-            p99,
-            p999,
-            max,
-        } = row.latency_us;
-        let _ = writeln!(
-            text, // writing to a String cannot fail
-            "{:>10} {:>10} {min:>10.1} {median:>10.1} {p99:>10.1} {p999:>10.1} {max:>10.1} {:>10.0} {:>10.2}",
-            size(row.size_bytes),
-            row.iterations,
-            row.msgs_per_s,
-            row.mb_per_s,
-        );
-    }
-    text
+        "MB/s",
+    ];
+    let rest: String = names.iter().map(|name| format!(" {name:>10}")).collect();
+    format!("{:>10} {:>10}{rest}\n", "size", "iterations")
+}
+
+/// The row as a line under [`heading`], ended by a newline.
+pub fn line(row: &Row) -> String {
+    let LatencyUs {
+        min,
+        median,
+        p99,
+        p999,
+        max,
+    } = row.latency_us;
+    let times: String = [min, median, p99, p999, max]
+        .iter()
+        .map(|time| format!(" {time:>10.1}"))
+        .collect();
+    format!(
+        "{:>10} {:>10}{times} {:>10.0} {:>10.2}\n",
+        size(row.size_bytes),
+        row.iterations,
+        row.msgs_per_s,
+        row.mb_per_s,
+    )
 }
 
 /// The rows as a JSON array of objects, ended by a newline.
@@ -200,11 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_heading_and_a_line_for_each_size() {
-        let text = table(&[thousand()]);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2);
-        assert_eq!(lines[0].chars().count(), lines[1].chars().count());
-        assert!(lines[1].contains("4 KiB"), "{text}");
+    fn a_line_of_the_table_is_as_wide_as_its_heading() {
+        let line = line(&thousand());
+        assert_eq!(line.chars().count(), heading().chars().count());
+        assert!(line.contains("4 KiB"), "{line}");
     }
 }
