@@ -17,5 +17,6 @@
 
 pub mod child;
 pub mod cli;
+pub mod completions;
 pub mod pattern;
 pub mod report;
