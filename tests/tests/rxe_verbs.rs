@@ -16,8 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdma_core_rs::{
-    Access, AsyncEvent, Error, Pages, QpType, RegionOptions, RegionSlice, SendWr, SharedRegion,
-    Srq, WcOpcode, WcStatus, devices,
+    Access, AsyncEvent, Error, Pages, PortState, QpType, RegionOptions, RegionSlice, SendWr,
+    SharedRegion, Srq, WcOpcode, WcStatus, devices,
 };
 use verbs::{Bed, End, scenarios};
 
@@ -97,6 +97,27 @@ rxe_tests! {
         qp.destroy().map_err(|(_, error)| error).unwrap();
         assert_eq!(cq.poll(&mut [MaybeUninit::uninit(); 4]).unwrap().len(), 0);
         drop(local);
+    }
+
+    fn port_that_goes_down_and_up_is_told(_bed) {
+        let third = ThirdDevice::new();
+        let device = devices().unwrap().into_iter().find(|device| device.name() == "rxe2");
+        let context = device.expect("the new device is listed").open().unwrap();
+        let events = context.async_events().unwrap();
+        let wait_for = |wanted| loop {
+            let event = events.wait(verbs::soon()).unwrap().expect("an event");
+            if event == wanted {
+                break;
+            }
+        };
+        run("ip", &["link", "set", "w0", "down"]);
+        wait_for(AsyncEvent::PortErr { port: 1 });
+        assert_eq!(context.port_attr(1).unwrap().state, PortState::Down);
+        run("ip", &["link", "set", "w0", "up"]);
+        wait_for(AsyncEvent::PortActive { port: 1 });
+        assert_eq!(context.port_attr(1).unwrap().state, PortState::Active);
+        drop((events, context)); // removing the device waits for it
+        drop(third);
     }
 
     fn multicast_groups_can_be_joined_and_left(bed) {
@@ -247,6 +268,37 @@ fn device_that_may_not_be_opened_is_named() {
         text.contains("no permission to open /dev/infiniband/uverbs"),
         "{text}"
     );
+}
+
+/// One more device, so that the hosts of the other tests are left in peace.
+struct ThirdDevice;
+
+impl ThirdDevice {
+    fn new() -> ThirdDevice {
+        run(
+            "ip",
+            &["link", "add", "w0", "type", "veth", "peer", "name", "w1"],
+        );
+        let device = ThirdDevice; // from here on, dropping it cleans up
+        run("ip", &["link", "set", "w1", "up"]);
+        run("ip", &["link", "set", "w0", "up"]);
+        run(
+            "rdma",
+            &["link", "add", "rxe2", "type", "rxe", "netdev", "w0"],
+        );
+        device
+    }
+}
+
+impl Drop for ThirdDevice {
+    fn drop(&mut self) {
+        run("ip", &["link", "del", "w0"]); // and the RDMA device with it
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status();
+    assert!(status.unwrap().success(), "{program} {arguments:?}");
 }
 
 fn kernel_is_at_least(major: u32, minor: u32) -> bool {
