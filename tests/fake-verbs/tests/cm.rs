@@ -634,3 +634,46 @@ fn disconnecting_needs_a_connection() {
     close([server, client], &[listening, active]);
     drop(fabric);
 }
+
+#[test]
+fn port_spaces_do_not_know_each_other() {
+    let fabric = Fabric::new();
+    let (server, client) = (Channel::new(), Channel::new());
+    let udp = server.id_of(rdma_port_space::RDMA_PS_UDP);
+    unsafe {
+        assert_eq!(rdma_bind_addr(udp, Sockaddr::new("0.0.0.0:7471").ptr()), 0);
+        assert_eq!(rdma_listen(udp, 0), 0);
+    }
+    let active = client.id();
+    resolve(&client, active, "10.9.0.2:7471");
+    assert_eq!(unsafe { rdma_connect(active, &mut conn_param(11, b"")) }, 0);
+    assert_eq!(client.expect(RDMA_CM_EVENT_REJECTED).status, 8);
+    let tcp = listener(&server, "0.0.0.0:7471");
+    close([server, client], &[udp, tcp, active]);
+    drop(fabric);
+}
+
+#[test]
+fn each_end_retries_as_the_requester_and_its_peer_wish() {
+    let fabric = Fabric::new();
+    let (server, client) = (Channel::new(), Channel::new());
+    let listening = listener(&server, "10.9.0.2:7471");
+    let active = client.id();
+    resolve(&client, active, "10.9.0.2:7471");
+    let mut param = conn_param(11, b"");
+    (param.retry_count, param.rnr_retry_count) = (1, 2);
+    assert_eq!(unsafe { rdma_connect(active, &mut param) }, 0);
+    let passive = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id;
+    (param.retry_count, param.rnr_retry_count) = (3, 4);
+    assert_eq!(unsafe { rdma_accept(passive, &mut param) }, 0);
+    client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    let retries = |id| {
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.qp_state = IBV_QPS_RTS;
+        assert_eq!(unsafe { rdma_init_qp_attr(id, &mut attr, &mut 0) }, 0);
+        (attr.retry_cnt, attr.rnr_retry)
+    };
+    assert_eq!((retries(active), retries(passive)), ((1, 4), (1, 2)));
+    close([server, client], &[listening, active, passive]);
+    drop(fabric);
+}

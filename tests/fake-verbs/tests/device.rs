@@ -260,3 +260,16 @@ fn limits_can_be_chosen() {
     side.close();
     drop(fabric);
 }
+
+#[test]
+fn async_events_that_were_not_fetched_go_with_their_object() {
+    let fabric = Fabric::new();
+    let side = Side::new(0);
+    let mut init = init_attr(side.cq, ibv_qp_type::IBV_QPT_RC, 1, 1);
+    let other = unsafe { ibv_create_qp(side.pd, &mut init) };
+    fabric.inject_qp_event(unsafe { (*other).qp_num }, 1);
+    assert_eq!(unsafe { ibv_destroy_qp(other) }, 0);
+    assert_eq!(next_event(side.context), None);
+    side.close();
+    drop(fabric);
+}

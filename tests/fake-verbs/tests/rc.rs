@@ -766,3 +766,160 @@ fn a_queue_pair_that_receives_before_it_may_send_is_told() {
     b.close();
     drop(fabric);
 }
+
+#[test]
+fn a_receive_needs_local_write() {
+    let fabric = Fabric::new();
+    let (a, b) = pair();
+    let mut memory = vec![0u8; 16];
+    let start = memory.as_mut_ptr();
+    let read_only = unsafe { ibv_reg_mr(b.pd, start.cast(), 16, 0) };
+    let (addr, lkey) = (start.expose_provenance() as u64, unsafe {
+        (*read_only).lkey
+    });
+    let mut sge = ibv_sge {
+        addr,
+        length: 16,
+        lkey,
+    };
+    let mut recv = ibv_recv_wr {
+        wr_id: 1,
+        next: null_mut(),
+        sg_list: &mut sge,
+        num_sge: 1,
+    };
+    assert_eq!(
+        unsafe { ibv_post_recv(b.qp, &mut recv, &mut null_mut()) },
+        0
+    );
+    a.send(1, 0, 4);
+    assert_eq!(a.outcomes(), [(1, IBV_WC_REM_OP_ERR)]);
+    assert_eq!(b.outcomes(), [(1, IBV_WC_LOC_PROT_ERR)]);
+    assert_eq!(unsafe { ibv_dereg_mr(read_only) }, 0);
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn remote_keys_hold_in_their_own_domain_only() {
+    let fabric = Fabric::new();
+    let (a, b) = pair();
+    let stranger = Side::new(1);
+    assert_eq!(
+        write_to(&a, &stranger, 0, 4, stranger.rkey()),
+        IBV_WC_REM_ACCESS_ERR
+    );
+    stranger.close();
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn only_the_queue_pair_it_is_connected_to_answers() {
+    let fabric = Fabric::new();
+    let (a, b) = pair();
+    let intruder = Side::new(0);
+    assert_eq!(
+        [
+            intruder.init(),
+            intruder.ready_to_receive(&b),
+            intruder.ready_to_send(6)
+        ],
+        [0; 3]
+    );
+    intruder.send(1, 0, 1);
+    assert_eq!(intruder.outcomes(), [(1, IBV_WC_RETRY_EXC_ERR)]);
+    intruder.close();
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn a_path_to_the_wrong_address_reaches_nobody() {
+    let fabric = Fabric::new();
+    let (a, b) = (Side::new(0), Side::new(1));
+    assert_eq!(
+        [b.init(), b.ready_to_receive(&a), b.ready_to_send(6)],
+        [0; 3]
+    );
+    let wrong_path = |from: &Side| {
+        use ibv_qp_attr_mask as m;
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.qp_state = IBV_QPS_RTR;
+        (attr.path_mtu, attr.dest_qp_num) = (ibv_mtu::IBV_MTU_1024, b.num());
+        attr.ah_attr = ah_attr(0); // the sender's own device
+        let path = m::IBV_QP_AV | m::IBV_QP_PATH_MTU | m::IBV_QP_DEST_QPN | m::IBV_QP_RQ_PSN;
+        let reads = m::IBV_QP_MAX_DEST_RD_ATOMIC | m::IBV_QP_MIN_RNR_TIMER;
+        from.modify(&mut attr, m::IBV_QP_STATE | path | reads)
+    };
+    assert_eq!([a.init(), wrong_path(&a), a.ready_to_send(6)], [0; 3]);
+    assert_eq!(b.post_recv(1, 0, 8), 0);
+    a.send(1, 0, 1);
+    assert_eq!(a.outcomes(), [(1, IBV_WC_RETRY_EXC_ERR)]);
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn a_write_of_nothing_needs_no_key() {
+    let fabric = Fabric::new();
+    let (a, b) = pair();
+    assert_eq!(write_to(&a, &b, 0, 0, 0xbad), IBV_WC_SUCCESS);
+    a.close();
+    b.close();
+    drop(fabric);
+}
+
+#[test]
+fn windows_of_type_1_get_a_new_key_by_binding() {
+    let fabric = Fabric::new();
+    let (a, b) = pair();
+    let idle = Side::new(1);
+    let mut memory = vec![0u8; 16];
+    let start = memory.as_mut_ptr();
+    unsafe {
+        let flags = LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_MW_BIND.0 as i32;
+        let mr = ibv_reg_mr(b.pd, start.cast(), 16, flags);
+        let mw = ibv_alloc_mw(b.pd, ibv_mw_type::IBV_MW_TYPE_1).expect("windows are there");
+        let old = (*mw).rkey;
+        let addr = start.expose_provenance() as u64;
+        let mw_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+        let bind_info = ibv_mw_bind_info {
+            mr,
+            addr,
+            length: 16,
+            mw_access_flags,
+        };
+        let send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let mut bind = ibv_mw_bind {
+            wr_id: 3,
+            send_flags,
+            bind_info,
+        };
+        assert_eq!(
+            ibv_bind_mw(idle.qp, mw, &mut bind),
+            libc::EINVAL,
+            "not connected"
+        );
+        assert_eq!(ibv_bind_mw(b.qp, mw, &mut bind), 0);
+        assert_ne!((*mw).rkey, old);
+        assert_eq!(b.outcomes(), [(3, IBV_WC_SUCCESS)]);
+        a.post(1, 0, 4, |wr| {
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+            wr.wr.rdma = rdma_t {
+                remote_addr: addr,
+                rkey: (*mw).rkey,
+            };
+        });
+        assert_eq!(a.outcomes(), [(1, IBV_WC_SUCCESS)]);
+        assert_eq!((ibv_dealloc_mw(mw), ibv_dereg_mr(mr)), (0, 0));
+    }
+    idle.close();
+    a.close();
+    b.close();
+    drop(fabric);
+}
