@@ -271,7 +271,7 @@ pub enum CmError {
     /// The id was made before a `fork`, and this is the child.
     ///
     /// The child shares the descriptor with its parent, so a call made here would act on the parent's
-    /// id. Connect or listen in the child instead.
+    /// id. Fork before anything of RDMA is used, or `exec` in the child.
     #[error("the id was made before a fork and cannot be used in the child")]
     Forked,
 

@@ -96,6 +96,7 @@ impl AsyncEvents {
     /// # Errors
     /// As for [`try_event`](Self::try_event); [`Call`](crate::Error::Call) naming `poll`.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<Option<AsyncEvent>> {
+        self.context.check_process()?;
         while fd::wait_readable(self.as_fd(), deadline)? {
             if let Some(event) = self.try_event()? {
                 return Ok(Some(event)); // else another reader was faster

@@ -160,7 +160,9 @@ impl CompletionQueue {
         let Ok(count) = usize::try_from(count) else {
             return Err(poll_error(count));
         };
-        // SAFETY: the first `count` of at most `entries` elements were just written.
+        // SAFETY: the first `count` of at most `entries` elements were just written. Providers leave
+        // out fields that mean nothing (a failed completion's opcode, a send's length); those hold
+        // whatever bytes were there, which a call into a shared library may have put there too.
         Ok(unsafe { slice::from_raw_parts(first, count.min(room.len())) })
     }
 

@@ -35,7 +35,9 @@ fn child_is_refused_and_destroys_nothing() {
             && matches!(cq.poll(&mut [MaybeUninit::uninit()]), Err(Error::Forked))
             && matches!(cq.req_notify(false), Err(Error::Forked))
             && matches!(channel.try_event(), Err(Error::Forked))
+            && matches!(channel.wait(None), Err(Error::Forked))
             && matches!(events.try_event(), Err(Error::Forked))
+            && matches!(events.wait(None), Err(Error::Forked))
             && matches!(RegionSlice::alloc(&pd, 8), Err(Error::Forked));
         let qp = match qp.destroy() {
             Err((qp, Error::Forked)) => qp,

@@ -252,7 +252,8 @@ pub struct QueuePair {
 // SAFETY: libibverbs allows its objects to be used from any thread; `qp` is only given to it and
 // destroyed once.
 unsafe impl Send for QueuePair {}
-// SAFETY: through `&QueuePair` it can only be queried, which libibverbs serializes.
+// SAFETY: through `&QueuePair` it can only be queried. That is a system call, after which libibverbs
+// notes the state in an aligned word, which is read only by calls that need `&mut QueuePair`.
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
