@@ -2,6 +2,7 @@
 //!
 //! Depends on none of the RDMA crates, so that it builds on a machine where nothing is installed yet.
 
+mod bench;
 mod cargo;
 mod lab;
 mod native;
@@ -41,6 +42,8 @@ enum Task {
     Test(TestArgs),
     /// Run a command where two RDMA hosts exist; without a command, a shell
     Lab(LabArgs),
+    /// Measure ours beside a C floor and the C tools
+    Bench(BenchArgs),
     /// Process 1 of the lab's guest
     #[command(hide = true)]
     LabInit,
@@ -119,6 +122,36 @@ struct TestArgs {
 }
 
 #[derive(Args)]
+struct BenchArgs {
+    /// All sizes, depths, batches and ways of waiting: about an hour under emulation
+    #[arg(long, conflicts_with = "counts")]
+    full: bool,
+    /// Only the cases whose name contains this, as latency/send/64/event
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Rounds, of which the first is dropped [default: 6]
+    #[arg(long, value_name = "N", conflicts_with = "counts")]
+    rounds: Option<u32>,
+    /// Exact counts, held against benches/baselines.json: the status is 1 if one is more than 3 % worse
+    #[arg(long)]
+    counts: bool,
+    /// Instructions of ours an operation takes on the fake fabric, by function; needs valgrind, no guest
+    #[arg(long, conflicts_with_all = ["counts", "full", "only", "rounds", "plot"])]
+    instructions: bool,
+    /// Make the counts the new baselines
+    #[arg(long, requires = "counts", conflicts_with = "only")]
+    update: bool,
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Draw latency and rate over size
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "counts")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    kernel: KernelArgs,
+}
+
+#[derive(Args)]
 struct LabArgs {
     #[command(flatten)]
     kernel: KernelArgs,
@@ -165,6 +198,7 @@ fn main() -> ExitCode {
         Task::Setup => (set_up(consent), 1),
         Task::Pingpong(args) => (args.run(consent), 1),
         Task::Test(args) => (args.run(consent), 1),
+        Task::Bench(args) => (args.run(consent), 1),
         // 125 as docker and timeout have it: not a status of the command.
         Task::Lab(args) => (args.run(consent), 125),
         Task::LabInit => lab::init::main(),
@@ -270,6 +304,50 @@ impl TestArgs {
             None if setup::is_ci() => both(),
             None => vec![None],
         }
+    }
+}
+
+impl BenchArgs {
+    fn run(self, consent: Consent) -> Result<i32> {
+        let (suite, report) = (self.suite_options(), self.report_options());
+        if self.instructions {
+            return bench::instructions(&report, consent);
+        }
+        bench::Bench {
+            counts: self.counts,
+            judge: self.counts && self.only.is_none(),
+            suite,
+            report,
+            update: self.update,
+            kernel: self.kernel.source(),
+            consent,
+        }
+        .run()
+    }
+
+    fn suite_options(&self) -> Vec<OsString> {
+        let mut options: Vec<OsString> = Vec::new();
+        if self.full {
+            options.push("--full".into());
+        }
+        if let Some(only) = &self.only {
+            options.extend(["--only".into(), only.into()]);
+        }
+        if let Some(rounds) = self.rounds {
+            options.extend(["--rounds".into(), rounds.to_string().into()]);
+        }
+        options
+    }
+
+    fn report_options(&self) -> Vec<OsString> {
+        let mut options: Vec<OsString> = Vec::new();
+        if self.json {
+            options.push("--json".into());
+        }
+        if let Some(plot) = &self.plot {
+            options.extend(["--plot".into(), plot.into()]);
+        }
+        options
     }
 }
 
