@@ -8,8 +8,8 @@ use crate::sys::{self, ibv_atomic_cap, ibv_mtu, ibv_port_state};
 #[doc(alias = "ibv_device_attr")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the names are the documentation, and the man page
 pub struct DeviceAttr {
+    /// Version of the firmware.
     pub fw_ver: String,
     /// In host order.
     pub node_guid: u64,
@@ -19,34 +19,55 @@ pub struct DeviceAttr {
     pub max_mr_size: u64,
     /// Bit n: pages of 2^n bytes.
     pub page_size_cap: u64,
+    /// The vendor's IEEE number.
     pub vendor_id: u32,
+    /// The vendor's number of the model.
     pub vendor_part_id: u32,
+    /// The vendor's version of the hardware.
     pub hw_ver: u32,
+    /// Queue pairs of the whole device.
     pub max_qp: u32,
     /// Deepest send or receive queue of a queue pair.
     pub max_qp_wr: u32,
     /// Raw bits; see [`supports`](Self::supports).
     pub device_cap_flags: u32,
+    /// Elements of a request or receive.
     pub max_sge: u32,
+    /// Elements of a read, on devices that limit it further; else often 0.
     pub max_sge_rd: u32,
+    /// Completion queues of the whole device.
     pub max_cq: u32,
+    /// Completions that a queue can hold.
     pub max_cqe: u32,
+    /// Memory regions of the whole device.
     pub max_mr: u32,
+    /// Protection domains of the whole device.
     pub max_pd: u32,
     /// Most reads and atomics that a queue pair can have incoming.
     pub max_qp_rd_atom: u32,
+    /// Incoming reads and atomics of the whole device.
     pub max_res_rd_atom: u32,
     /// Most reads and atomics that a queue pair can have outgoing.
     pub max_qp_init_rd_atom: u32,
+    /// How far its atomics are atomic.
     pub atomic_cap: AtomicCap,
+    /// Memory windows of the whole device.
     pub max_mw: u32,
+    /// Multicast groups of the whole device.
     pub max_mcast_grp: u32,
+    /// Queue pairs that can join one multicast group.
     pub max_mcast_qp_attach: u32,
+    /// Address handles of the whole device.
     pub max_ah: u32,
+    /// Shared receive queues of the whole device.
     pub max_srq: u32,
+    /// Receives that a shared receive queue can hold.
     pub max_srq_wr: u32,
+    /// Elements of a receive in a shared receive queue.
     pub max_srq_sge: u32,
+    /// Partition keys of a port.
     pub max_pkeys: u16,
+    /// Ports, numbered from 1.
     pub phys_port_cnt: u8,
 }
 
@@ -156,23 +177,32 @@ impl AtomicCap {
 #[doc(alias = "ibv_port_attr")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the names are the documentation, and the man page
 pub struct PortAttr {
+    /// The logical state.
     pub state: PortState,
+    /// The largest payload of a packet that the port can do.
     pub max_mtu: Mtu,
+    /// The payload of a packet in force now.
     pub active_mtu: Mtu,
     /// Length of the GID table.
     pub gid_tbl_len: u32,
+    /// Raw bits; see ibv_query_port(3).
     pub port_cap_flags: u32,
     /// Longest message in bytes.
     pub max_msg_sz: u32,
+    /// Length of the table of partition keys.
     pub pkey_tbl_len: u16,
+    /// The local identifier; InfiniBand only.
     pub lid: u16,
+    /// The subnet manager's local identifier; InfiniBand only.
     pub sm_lid: u16,
-    /// Lanes and rate per lane as the device codes them; see [`speed_mbps`](Self::speed_mbps).
+    /// Lanes, as the device codes them; see [`speed_mbps`](Self::speed_mbps).
     pub active_width: u8,
+    /// Rate per lane, as the device codes it.
     pub active_speed: u8,
+    /// The physical state; 5 is up.
     pub phys_state: u8,
+    /// What the link is made of.
     pub link_layer: LinkLayer,
 }
 
@@ -259,12 +289,16 @@ impl PortState {
 #[doc(alias = "ibv_mtu")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-#[allow(missing_docs)]
 pub enum Mtu {
+    /// 256 bytes.
     Mtu256,
+    /// 512 bytes.
     Mtu512,
+    /// 1024 bytes.
     Mtu1024,
+    /// 2048 bytes.
     Mtu2048,
+    /// 4096 bytes.
     Mtu4096,
     /// A code this crate does not know.
     Unknown(u32),

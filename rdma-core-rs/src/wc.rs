@@ -235,54 +235,77 @@ impl Failure {
 #[doc(alias = "ibv_wc_status")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-#[allow(missing_docs)] // each is explained by its Display
 pub enum WcStatus {
+    /// Success.
     #[doc(alias = "IBV_WC_SUCCESS")]
     Success,
+    /// Local length error: the message does not fit the buffer.
     #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
     LocLenErr,
+    /// Local queue pair operation error.
     #[doc(alias = "IBV_WC_LOC_QP_OP_ERR")]
     LocQpOpErr,
+    /// Local EE context operation error.
     #[doc(alias = "IBV_WC_LOC_EEC_OP_ERR")]
     LocEecOpErr,
+    /// Local protection error: a buffer is not in a valid region.
     #[doc(alias = "IBV_WC_LOC_PROT_ERR")]
     LocProtErr,
+    /// Flushed: the queue pair is in the error state.
     #[doc(alias = "IBV_WC_WR_FLUSH_ERR")]
     WrFlushErr,
+    /// Memory window bind error.
     #[doc(alias = "IBV_WC_MW_BIND_ERR")]
     MwBindErr,
+    /// Bad response from the peer.
     #[doc(alias = "IBV_WC_BAD_RESP_ERR")]
     BadRespErr,
+    /// Local access error.
     #[doc(alias = "IBV_WC_LOC_ACCESS_ERR")]
     LocAccessErr,
+    /// The peer found the request invalid.
     #[doc(alias = "IBV_WC_REM_INV_REQ_ERR")]
     RemInvReqErr,
+    /// Remote access error: key, range or rights do not fit.
     #[doc(alias = "IBV_WC_REM_ACCESS_ERR")]
     RemAccessErr,
+    /// The peer could not complete the operation.
     #[doc(alias = "IBV_WC_REM_OP_ERR")]
     RemOpErr,
+    /// The peer did not answer, retries exhausted.
     #[doc(alias = "IBV_WC_RETRY_EXC_ERR")]
     RetryExcErr,
+    /// The peer had no receive posted, retries exhausted.
     #[doc(alias = "IBV_WC_RNR_RETRY_EXC_ERR")]
     RnrRetryExcErr,
+    /// Local RDD violation.
     #[doc(alias = "IBV_WC_LOC_RDD_VIOL_ERR")]
     LocRddViolErr,
+    /// Remote invalid RD request.
     #[doc(alias = "IBV_WC_REM_INV_RD_REQ_ERR")]
     RemInvRdReqErr,
+    /// The peer aborted the operation.
     #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
     RemAbortErr,
+    /// Invalid EE context number.
     #[doc(alias = "IBV_WC_INV_EECN_ERR")]
     InvEecnErr,
+    /// Invalid EE context state.
     #[doc(alias = "IBV_WC_INV_EEC_STATE_ERR")]
     InvEecStateErr,
+    /// Fatal error of the device.
     #[doc(alias = "IBV_WC_FATAL_ERR")]
     FatalErr,
+    /// Response timeout.
     #[doc(alias = "IBV_WC_RESP_TIMEOUT_ERR")]
     RespTimeoutErr,
+    /// General error.
     #[doc(alias = "IBV_WC_GENERAL_ERR")]
     GeneralErr,
+    /// Tag matching error.
     #[doc(alias = "IBV_WC_TM_ERR")]
     TmErr,
+    /// Tag matching rendezvous incomplete.
     #[doc(alias = "IBV_WC_TM_RNDV_INCOMPLETE")]
     TmRndvIncomplete,
     /// A value this crate does not know.

@@ -175,12 +175,16 @@ impl QpConfig {
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-#[allow(missing_docs)] // as in QpConfig
 pub struct QpCaps {
+    /// Requests in the send queue at a time.
     pub max_send_wr: u32,
+    /// Receives at a time.
     pub max_recv_wr: u32,
+    /// Elements of a request.
     pub max_send_sge: u32,
+    /// Elements of a receive.
     pub max_recv_sge: u32,
+    /// Bytes that a request can carry inline.
     pub max_inline_data: u32,
 }
 
@@ -572,24 +576,40 @@ impl fmt::Debug for QueuePair {
 /// What [`QueuePair::query`] reports. The names are those of ibv_query_qp(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-#[allow(missing_docs)] // as in QpAttr
 pub struct QpInfo {
+    /// The state it is in.
     pub state: QpState,
+    /// The payload of a packet.
     pub path_mtu: crate::attr::Mtu,
+    /// The key that datagrams must carry.
     pub qkey: u32,
+    /// The packet number expected next.
     pub rq_psn: u32,
+    /// The packet number sent next.
     pub sq_psn: u32,
+    /// The peer's queue pair number.
     pub dest_qp_num: u32,
+    /// What the peer may do.
     pub access: crate::access::Access,
+    /// What it can hold.
     pub caps: QpCaps,
+    /// Index of the partition key.
     pub pkey_index: u16,
+    /// Whether the send queue is draining (in SQD).
     pub sq_draining: bool,
+    /// Most outgoing reads and atomics at a time.
     pub max_rd_atomic: u8,
+    /// Most incoming reads and atomics at a time.
     pub max_dest_rd_atomic: u8,
+    /// How long a peer that found no receive waits, as a code.
     pub min_rnr_timer: u8,
+    /// The local port.
     pub port: u8,
+    /// How long it waits for an acknowledgement, as an exponent.
     pub timeout: u8,
+    /// How often it sends again without an acknowledgement.
     pub retry_cnt: u8,
+    /// How often it sends again when the peer had no receive.
     pub rnr_retry: u8,
 }
 
