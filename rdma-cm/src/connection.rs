@@ -203,6 +203,13 @@ impl Connection {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl Connection {
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.channel)
+    }
+}
+
 impl AsFd for Connection {
     /// Readable when an event waits.
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -520,6 +520,13 @@ impl Connecting {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl Connecting {
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.channel)
+    }
+}
+
 impl AsFd for Connecting {
     /// Readable when [`advance`](Self::advance) has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {

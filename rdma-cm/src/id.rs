@@ -306,7 +306,7 @@ impl CmId {
         sys::check(ret).map_err(|source| local_error("rdma_bind_addr", Step::Bind, addr, source))
     }
 
-    /// Listens for requests; the kernel rejects those above `backlog` that nobody fetched.
+    /// Listens for requests; the kernel ignores those above `backlog` until some are fetched.
     ///
     /// # Errors
     ///

@@ -37,6 +37,8 @@
 //! 5 s unless told otherwise, that holds even against a listener that never answers: the kernel by
 //! itself would wait for 102 s.
 //!
+//! With the feature `tokio` the steps can be awaited as well, see the module `tokio`.
+//!
 //! Dropping a step, a request, a listener or a connection at any time is safe, takes milliseconds,
 //! and tells the peer what it has to know.
 //!
@@ -98,6 +100,8 @@ mod qp;
 mod service;
 mod state;
 mod sys;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use addrinfo::{AddrHints, AddrInfo, resolve_name};
 pub use channel::EventChannel;

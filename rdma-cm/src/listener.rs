@@ -102,6 +102,13 @@ impl Listener {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl Listener {
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.listening.channel)
+    }
+}
+
 impl AsFd for Listener {
     /// Readable when a request waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -113,7 +120,7 @@ impl AsFd for Listener {
 #[derive(Debug)]
 pub(crate) struct Listening {
     id: Mutex<CmId>,
-    channel: Arc<EventChannel>,
+    pub(crate) channel: Arc<EventChannel>,
     local_addr: SocketAddr,
 }
 

@@ -197,6 +197,13 @@ impl Joining {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl Joining {
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.channel)
+    }
+}
+
 impl AsFd for Joining {
     /// Readable when [`advance`](Self::advance) has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {

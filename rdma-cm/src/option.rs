@@ -54,9 +54,9 @@ impl IdOptions {
 /// Options of a [`Listener`](crate::Listener); those of [`IdOptions`] mean the same here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// How many requests may wait to be fetched; the kernel rejects any more. 128 by default. The
-    /// kernel's own limit, 1024 unless `net.rdma_ucm.max_backlog` says otherwise, is used for 0 and
-    /// for more than that.
+    /// How many requests may wait to be fetched. The kernel ignores any more, and their peers ask
+    /// again after about four seconds. 128 by default; the kernel's own limit, 1024 unless
+    /// `net.rdma_ucm.max_backlog` says otherwise, is used for 0 and for more than that.
     pub backlog: u32,
     /// See [`IdOptions::tos`].
     pub tos: Option<u8>,

@@ -202,6 +202,13 @@ impl LookingUp {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl LookingUp {
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.channel)
+    }
+}
+
 impl AsFd for LookingUp {
     /// Readable when [`advance`](Self::advance) has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -335,6 +342,13 @@ impl ServiceListener {
     /// [`CmError::TimedOut`], and those of [`try_request`](Self::try_request).
     pub fn request(&self, deadline: Option<Instant>) -> Result<ServiceRequest> {
         self.listening.next(deadline, ServiceRequest::new)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl ServiceListener {
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.listening.channel)
     }
 }
 
