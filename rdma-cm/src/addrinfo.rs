@@ -167,6 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks the system")]
     fn a_name_that_is_not_known_is_named_in_the_error() {
         let error = resolve_name("no-such-host.invalid", 1).unwrap_err();
         assert!(
@@ -176,6 +177,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks the system")]
     fn a_code_of_the_resolver_is_told_in_words() {
         let error = check_resolver(libc::EAI_NONAME).unwrap_err();
         assert!(error.to_string().contains("not known"), "{error}");
