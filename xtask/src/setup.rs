@@ -333,6 +333,7 @@ fn agreed() -> Result<bool> {
 /// Runs apt-get with the rights to change the system, its output on standard error.
 fn apt_get(arguments: &[&str]) -> Result<()> {
     let mut command = as_root("apt-get")?;
+    command.args(["-q", "-o", "Dpkg::Use-Pty=0"]);
     let status = command
         .args(arguments)
         .stdout(Stdio::from(io::stderr()))
