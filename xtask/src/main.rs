@@ -7,6 +7,7 @@ mod cargo;
 mod lab;
 mod native;
 mod pingpong;
+mod process;
 mod setup;
 mod test;
 mod workspace;

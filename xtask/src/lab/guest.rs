@@ -163,16 +163,6 @@ impl Drop for Guest {
     }
 }
 
-/// Ends the guest from another thread than the one that owns it, before this process exits.
-pub(crate) fn end(pid: u32) {
-    let pid = pid as libc::pid_t;
-    // SAFETY: kill(2) takes no pointers. If the owner has waited for the process already, the call fails: the
-    // number cannot have been given to another process of ours in between, and this process exits next.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-    // SAFETY: waitpid(2) accepts null for the status.
-    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
-}
-
 const QEMU: &str = "qemu-system-x86_64";
 
 /// Serial output is slow under emulation, so only errors go there; under KVM everything does, because the first

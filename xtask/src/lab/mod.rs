@@ -13,6 +13,7 @@ mod module;
 mod terminal;
 mod wire;
 
+use crate::process;
 use accel::{Kvm, Verdict};
 use anyhow::{Context, Result, bail};
 use guest::{Accelerator, Guest};
@@ -423,7 +424,7 @@ impl Interrupt {
 impl Ending {
     fn end(&self) {
         if let Some(pid) = self.guest {
-            guest::end(pid);
+            process::end(pid);
         }
         if let Some(settings) = &self.terminal {
             settings.apply();

@@ -4,10 +4,11 @@ use super::Tally;
 use super::libtest::Report;
 use super::suite::NEEDS_RXE;
 use crate::cargo::Executable;
+use crate::process::kill_group;
 use anyhow::{Context, Result};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -117,8 +118,7 @@ fn follow(mut command: Command, patience: Duration) -> Result<Run> {
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                kill_group(&child);
-                child.wait()?;
+                kill_group(&mut child);
                 let end = format!("silent for {} s: killed", patience.as_secs());
                 return Ok(Run {
                     output,
@@ -134,9 +134,4 @@ fn follow(mut command: Command, patience: Duration) -> Result<Run> {
         success: status.success(),
         end: status.to_string(),
     })
-}
-
-fn kill_group(child: &Child) {
-    let group = format!("-{}", child.id());
-    let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
 }

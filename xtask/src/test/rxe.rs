@@ -8,6 +8,7 @@
 use super::kernel_log::KernelLog;
 use super::libtest::Report;
 use super::resources::Resources;
+use crate::process::kill_group;
 use anyhow::{Context, Result};
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -110,7 +111,7 @@ impl Attempt {
             Ok(mut child) => {
                 let status = wait(&mut child, begun + patience)?;
                 let hung = status.is_none().then(|| where_it_hangs(child.id()));
-                kill_group(&mut child);
+                kill_group(&mut child); // also what the test has started and left behind
                 let output = read_lossy(&log);
                 match status {
                     None => Some(format!(
@@ -190,17 +191,6 @@ fn where_it_hangs(pid: u32) -> String {
         .map(|task| describe(task.path()))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-/// Also ends what the test has started and left behind.
-fn kill_group(child: &mut Child) {
-    let group = format!("-{}", child.id());
-    let _ = Command::new("kill")
-        .args(["-KILL", "--", &group])
-        .stderr(Stdio::null())
-        .status();
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 fn read_lossy(path: &Path) -> String {
