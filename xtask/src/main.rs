@@ -4,6 +4,7 @@
 
 mod bench;
 mod cargo;
+mod interrupt;
 mod lab;
 mod native;
 mod pingpong;

@@ -3,6 +3,7 @@
 //! A device that is up is used as it is. Without one, soft-RoCE is loaded and put on a network device, which
 //! changes the machine: only with consent, and undone at the end.
 
+use crate::interrupt::{AtInterrupt, at_interrupt};
 use crate::lab::Output;
 use crate::setup::{self, Consent};
 use anyhow::{Context, Result, bail, ensure};
@@ -13,12 +14,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// A device to use, and what has to be undone afterwards.
+/// A device to use. Dropping it undoes what was done to have it.
 pub(crate) struct Native {
     /// The address of the device's network interface.
     pub(crate) address: IpAddr,
-    added_link: bool,
-    loaded_module: bool,
+    _undo: Vec<Undo>,
 }
 
 /// The name of the link that is added to a machine without any.
@@ -33,11 +33,9 @@ impl Native {
     /// Finds a device that is up, or makes one.
     pub(crate) fn prepare(consent: Consent) -> Result<Native> {
         if let Some(device) = active_device() {
-            let address = address_of(&device)?;
             return Ok(Native {
-                address,
-                added_link: false,
-                loaded_module: false,
+                address: address_of(&device)?,
+                _undo: Vec::new(),
             });
         }
         let Some(interface) = first_interface() else {
@@ -49,36 +47,50 @@ impl Native {
                  {interface}, and both undone at the end"
             );
         }
-        // Built step by step, so that an error on the way undoes what was done.
-        let mut native = Native {
-            address: [127, 0, 0, 1].into(),
-            added_link: false,
-            loaded_module: false,
-        };
+        let mut undo = Vec::new();
         if !Path::new("/sys/module/rdma_rxe").exists() {
-            eprintln!("native: modprobe rdma_rxe");
             run_as_root("modprobe", &["rdma_rxe"])?;
-            native.loaded_module = true;
+            undo.push(Undo::by("modprobe", &["-r", "rdma_rxe"])?);
         }
-        eprintln!("native: rdma link add {LINK} type rxe netdev {interface}");
         run_as_root(
             "rdma",
             &["link", "add", LINK, "type", "rxe", "netdev", &interface],
         )?;
-        native.added_link = true;
-        native.address = address_of(LINK)?;
-        Ok(native)
+        undo.insert(0, Undo::by("rdma", &["link", "del", LINK])?);
+        Ok(Native {
+            address: address_of(LINK)?,
+            _undo: undo,
+        })
     }
 }
 
-impl Drop for Native {
+/// A command that takes back a change of this machine, on drop or when this process is told to end.
+struct Undo {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    _at_interrupt: AtInterrupt,
+}
+
+impl Undo {
+    fn by(name: &'static str, arguments: &'static [&'static str]) -> Result<Undo> {
+        let _at_interrupt = at_interrupt(move || undo(name, arguments))?;
+        Ok(Undo {
+            name,
+            arguments,
+            _at_interrupt,
+        })
+    }
+}
+
+impl Drop for Undo {
     fn drop(&mut self) {
-        if self.added_link {
-            undo("rdma", &["link", "del", LINK]);
-        }
-        if self.loaded_module {
-            undo("modprobe", &["-r", "rdma_rxe"]);
-        }
+        undo(self.name, self.arguments);
+    }
+}
+
+fn undo(name: &str, arguments: &[&str]) {
+    if let Err(error) = run_as_root(name, arguments) {
+        eprintln!("native: not undone: {error:#}");
     }
 }
 
@@ -167,6 +179,7 @@ fn first_interface() -> Option<String> {
 }
 
 fn run_as_root(name: &str, arguments: &[&str]) -> Result<()> {
+    eprintln!("native: {name} {}", arguments.join(" "));
     let output = setup::as_root(name)?.args(arguments).output();
     let output = output.with_context(|| format!("cannot run {name}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -177,13 +190,6 @@ fn run_as_root(name: &str, arguments: &[&str]) -> Result<()> {
         said.trim()
     );
     Ok(())
-}
-
-fn undo(name: &str, arguments: &[&str]) {
-    eprintln!("native: {name} {}", arguments.join(" "));
-    if let Err(error) = run_as_root(name, arguments) {
-        eprintln!("native: not undone: {error:#}");
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,13 @@ pub(crate) fn kill_group(leader: &mut Child) {
     let _ = leader.wait();
 }
 
+/// The same by the leader's number, before this process exits.
+pub(crate) fn end_group(leader: u32) {
+    // SAFETY: kill(2) takes no pointers. If the group is gone already, the call fails: this process exits next, so
+    // the number cannot have been given to another of ours.
+    unsafe { libc::kill(-(leader as libc::pid_t), libc::SIGKILL) };
+}
+
 /// Kills a child by its number, from another thread than its owner's, before this process exits.
 pub(crate) fn end(pid: u32) {
     let pid = pid as libc::pid_t;

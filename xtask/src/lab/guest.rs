@@ -3,6 +3,8 @@
 
 use super::wire::{Decoder, Frame};
 use super::{Kernel, Shape};
+use crate::interrupt::{AtInterrupt, at_interrupt};
+use crate::process;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::fs;
@@ -20,6 +22,7 @@ pub(crate) struct Guest {
     line: UnixStream,
     decoder: Decoder,
     console: PathBuf,
+    _at_interrupt: AtInterrupt,
 }
 
 /// What executes the guest's instructions.
@@ -79,11 +82,14 @@ impl Guest {
         let qemu = command.spawn().with_context(|| {
             format!("cannot run {QEMU}: is the package qemu-system-x86 installed?")
         })?;
+        let pid = qemu.id();
+        let _at_interrupt = at_interrupt(move || process::end(pid))?;
         Ok(Guest {
             qemu,
             line,
             decoder: Decoder::default(),
             console,
+            _at_interrupt,
         })
     }
 
@@ -105,11 +111,6 @@ impl Guest {
     /// A second handle on the line to the guest, for writing.
     pub(crate) fn line(&self) -> io::Result<UnixStream> {
         self.line.try_clone()
-    }
-
-    /// The process, for a signal handler to kill.
-    pub(crate) fn pid(&self) -> u32 {
-        self.qemu.id()
     }
 
     /// The next frame; `None` when the deadline has passed.

@@ -13,7 +13,7 @@ mod module;
 mod terminal;
 mod wire;
 
-use crate::process;
+use crate::interrupt::{AtInterrupt, at_interrupt};
 use accel::{Kvm, Verdict};
 use anyhow::{Context, Result, bail};
 use guest::{Accelerator, Guest};
@@ -82,7 +82,6 @@ impl Lab {
         let called = Instant::now();
         let cache = cache()?;
         let folder = RunFolder::new(&cache)?;
-        let ended = Interrupt::watch(folder.path())?;
         let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
         let initramfs = folder.path().join("initramfs");
         fs::write(
@@ -95,7 +94,7 @@ impl Lab {
             shape: &self.shape,
             folder: folder.path(),
         };
-        let (mut guest, accelerator) = boot.start(&Verdict::in_cache(&cache), &ended)?;
+        let (mut guest, accelerator) = boot.start(&Verdict::in_cache(&cache))?;
 
         let job = self.job(argv)?;
         let on_terminal = job.terminal.is_some();
@@ -105,12 +104,7 @@ impl Lab {
             accelerator.name(),
             called.elapsed().as_secs_f64()
         );
-        let raw = if on_terminal {
-            Some(RawTerminal::enter()?)
-        } else {
-            None
-        };
-        ended.restore_at_end(raw.as_ref());
+        let raw = on_terminal.then(RawTerminal::enter).transpose()?;
         feed(&guest, self.stdin, on_terminal)?;
         let result = self.follow(&mut guest, output);
         drop(raw);
@@ -229,16 +223,16 @@ struct Boot<'a> {
 
 impl Boot<'_> {
     /// Boots under KVM if that works, else under emulation.
-    fn start(&self, verdict: &Verdict, ended: &Interrupt) -> Result<(Guest, Accelerator)> {
+    fn start(&self, verdict: &Verdict) -> Result<(Guest, Accelerator)> {
         if self.shape.counting {
             return Ok((
-                self.under(Accelerator::TcgCounting, ended)?,
+                self.under(Accelerator::TcgCounting)?,
                 Accelerator::TcgCounting,
             ));
         }
         let kvm = verdict.read();
         if kvm != Kvm::Fails {
-            let mut guest = self.under(Accelerator::Kvm, ended)?;
+            let mut guest = self.under(Accelerator::Kvm)?;
             let works = guest.shows_life(KVM_PATIENCE);
             if kvm == Kvm::Untried {
                 verdict.write(works);
@@ -248,19 +242,17 @@ impl Boot<'_> {
             }
             eprintln!("lab: /dev/kvm is there but a guest shows no life under it: emulating");
         }
-        Ok((self.under(Accelerator::Tcg, ended)?, Accelerator::Tcg))
+        Ok((self.under(Accelerator::Tcg)?, Accelerator::Tcg))
     }
 
-    fn under(&self, accelerator: Accelerator, ended: &Interrupt) -> Result<Guest> {
-        let guest = Guest::start(
+    fn under(&self, accelerator: Accelerator) -> Result<Guest> {
+        Guest::start(
             self.kernel,
             self.initramfs,
             accelerator,
             self.shape,
             self.folder,
-        )?;
-        ended.kills(guest.pid());
-        Ok(guest)
+        )
     }
 }
 
@@ -331,7 +323,10 @@ fn send(line: &Mutex<impl Write>, frame: &Frame) -> io::Result<()> {
 }
 
 /// A folder for the files of one run, removed at its end.
-struct RunFolder(PathBuf);
+struct RunFolder {
+    path: PathBuf,
+    _at_interrupt: AtInterrupt,
+}
 
 impl RunFolder {
     fn new(cache: &Path) -> Result<RunFolder> {
@@ -340,17 +335,22 @@ impl RunFolder {
         remove_leftovers(&runs);
         let folder = runs.join(std::process::id().to_string());
         fs::create_dir_all(&folder)?;
-        Ok(RunFolder(folder))
+        let path = folder.clone();
+        let _at_interrupt = at_interrupt(move || drop(fs::remove_dir_all(&folder)))?;
+        Ok(RunFolder {
+            path,
+            _at_interrupt,
+        })
     }
 
     fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// This program under a name of its own, so that a build at the same time does not change it under the
     /// running guest.
     fn own_program(&self) -> Result<PathBuf> {
-        let (program, copy) = (std::env::current_exe()?, self.0.join("xtask"));
+        let (program, copy) = (std::env::current_exe()?, self.path.join("xtask"));
         if fs::hard_link(&program, &copy).is_err() {
             fs::copy(&program, &copy)?;
         }
@@ -360,7 +360,7 @@ impl RunFolder {
 
 impl Drop for RunFolder {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 
@@ -370,65 +370,5 @@ fn remove_leftovers(runs: &Path) {
         if !Path::new("/proc").join(entry.file_name()).exists() {
             let _ = fs::remove_dir_all(entry.path());
         }
-    }
-}
-
-/// Ends everything in order when this process is told to end.
-struct Interrupt {
-    shared: Arc<Mutex<Ending>>,
-}
-
-/// What there is to end.
-#[derive(Default)]
-struct Ending {
-    guest: Option<u32>,
-    terminal: Option<terminal::Settings>,
-    folder: PathBuf,
-}
-
-impl Interrupt {
-    fn watch(folder: &Path) -> Result<Interrupt> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-        let shared = Arc::new(Mutex::new(Ending {
-            folder: folder.to_path_buf(),
-            ..Ending::default()
-        }));
-        let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
-        let ending = shared.clone();
-        thread::spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                if let Ok(ending) = ending.lock() {
-                    ending.end();
-                }
-                std::process::exit(128 + signal);
-            }
-        });
-        Ok(Interrupt { shared })
-    }
-
-    fn kills(&self, pid: u32) {
-        self.change(|ending| ending.guest = Some(pid));
-    }
-
-    fn restore_at_end(&self, terminal: Option<&RawTerminal>) {
-        self.change(|ending| ending.terminal = terminal.map(RawTerminal::before));
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Ending)) {
-        if let Ok(mut ending) = self.shared.lock() {
-            change(&mut ending);
-        }
-    }
-}
-
-impl Ending {
-    fn end(&self) {
-        if let Some(pid) = self.guest {
-            process::end(pid);
-        }
-        if let Some(settings) = &self.terminal {
-            settings.apply();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // tcgetattr(3), tcsetattr(3) and TIOCGWINSZ: no safe wrapper in std
 
 use super::wire::Size;
+use crate::interrupt::{AtInterrupt, at_interrupt};
 use anyhow::{Context, Result};
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,11 +11,12 @@ use std::thread;
 
 /// A terminal's settings, as read from it.
 #[derive(Clone, Copy)]
-pub(crate) struct Settings(libc::termios);
+struct Settings(libc::termios);
 
 /// While this lives, standard input passes every key on and interprets none: that is the guest's terminal's part.
 pub(crate) struct RawTerminal {
     before: Settings,
+    _at_interrupt: AtInterrupt,
 }
 
 impl RawTerminal {
@@ -23,13 +25,12 @@ impl RawTerminal {
         let mut raw = before;
         // SAFETY: the pointer is to a live, initialized termios, which cfmakeraw(3) changes in place.
         unsafe { libc::cfmakeraw(&mut raw.0) };
+        let _at_interrupt = at_interrupt(move || before.apply())?;
         raw.apply();
-        Ok(RawTerminal { before })
-    }
-
-    /// The settings to go back to.
-    pub(crate) fn before(&self) -> Settings {
-        self.before
+        Ok(RawTerminal {
+            before,
+            _at_interrupt,
+        })
     }
 }
 
@@ -50,7 +51,7 @@ impl Settings {
         Ok(Settings(unsafe { settings.assume_init() }))
     }
 
-    pub(crate) fn apply(&self) {
+    fn apply(&self) {
         // SAFETY: the pointer is to a live termios, which tcsetattr(3) reads. If it fails the terminal is
         // gone, and there is nothing to set.
         unsafe { libc::tcsetattr(0, libc::TCSANOW, &self.0) };

@@ -4,7 +4,8 @@ use super::Tally;
 use super::libtest::Report;
 use super::suite::NEEDS_RXE;
 use crate::cargo::Executable;
-use crate::process::kill_group;
+use crate::interrupt::at_interrupt;
+use crate::process::{end_group, kill_group};
 use anyhow::{Context, Result};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -94,6 +95,8 @@ fn follow(mut command: Command, patience: Duration) -> Result<Run> {
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot run {command:?}"))?;
+    let leader = child.id();
+    let _at_interrupt = at_interrupt(move || end_group(leader))?;
     let (send, lines) = mpsc::channel();
     let stdout = child.stdout.take().context("no standard output")?;
     thread::spawn(move || {

@@ -8,7 +8,8 @@
 use super::kernel_log::KernelLog;
 use super::libtest::Report;
 use super::resources::Resources;
-use crate::process::kill_group;
+use crate::interrupt::at_interrupt;
+use crate::process::{end_group, kill_group};
 use anyhow::{Context, Result};
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -109,6 +110,8 @@ impl Attempt {
         let failure = match start(test, &File::create(&log)?) {
             Err(error) => Some(format!("cannot run {}: {error}", test.executable.display())),
             Ok(mut child) => {
+                let leader = child.id();
+                let _at_interrupt = at_interrupt(move || end_group(leader))?;
                 let status = wait(&mut child, begun + patience)?;
                 let hung = status.is_none().then(|| where_it_hangs(child.id()));
                 kill_group(&mut child); // also what the test has started and left behind
