@@ -83,17 +83,7 @@ impl Lab {
         let cache = cache()?;
         let folder = RunFolder::new(&cache)?;
         let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
-        let initramfs = folder.path().join("initramfs");
-        fs::write(
-            &initramfs,
-            initramfs::build(&kernel.modules, &folder.own_program()?)?,
-        )?;
-        let boot = Boot {
-            kernel: &kernel,
-            initramfs: &initramfs,
-            shape: &self.shape,
-            folder: folder.path(),
-        };
+        let boot = Boot::prepare(&kernel, &self.shape, &folder)?;
         let (mut guest, accelerator) = boot.start(&Verdict::in_cache(&cache))?;
 
         let job = self.job(argv)?;
@@ -216,12 +206,24 @@ fn cache() -> Result<PathBuf> {
 /// Everything a boot needs.
 struct Boot<'a> {
     kernel: &'a Kernel,
-    initramfs: &'a Path,
     shape: &'a Shape,
+    initramfs: PathBuf,
     folder: &'a Path,
 }
 
-impl Boot<'_> {
+impl<'a> Boot<'a> {
+    fn prepare(kernel: &'a Kernel, shape: &'a Shape, folder: &'a RunFolder) -> Result<Boot<'a>> {
+        let archive = initramfs::build(&kernel.modules, &folder.own_program()?)?;
+        let (folder, initramfs) = (folder.path(), folder.path().join("initramfs"));
+        fs::write(&initramfs, archive)?;
+        Ok(Boot {
+            kernel,
+            shape,
+            initramfs,
+            folder,
+        })
+    }
+
     /// Boots under KVM if that works, else under emulation.
     fn start(&self, verdict: &Verdict) -> Result<(Guest, Accelerator)> {
         if self.shape.counting {
@@ -248,7 +250,7 @@ impl Boot<'_> {
     fn under(&self, accelerator: Accelerator) -> Result<Guest> {
         Guest::start(
             self.kernel,
-            self.initramfs,
+            &self.initramfs,
             accelerator,
             self.shape,
             self.folder,
