@@ -9,6 +9,8 @@ use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 
+use crate::error::{CmError, Result};
+
 /// A socket address in the form that C reads; it must outlive the call it is passed to.
 #[derive(Clone, Copy)]
 pub(crate) struct RawAddr {
@@ -121,6 +123,20 @@ pub(crate) fn unspecified_like(addr: SocketAddr) -> SocketAddr {
     }
 }
 
+/// A link-local address means something else on every interface, so it has to name one.
+pub(crate) fn check_scope(addr: SocketAddr) -> Result<()> {
+    match addr {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+            Err(CmError::Config {
+                field: "address",
+                asked: addr.to_string(),
+                allowed: "a link-local address needs its interface, as in [fe80::1%2]:7471",
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,6 +177,14 @@ mod tests {
         let bytes = unsafe { std::slice::from_raw_parts(ptr, 8) };
         assert_eq!(bytes[..2], (libc::AF_INET as u16).to_ne_bytes());
         assert_eq!(bytes[2..], [1, 2, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_link_local_address_has_to_name_its_interface() {
+        assert!(check_scope("[fe80::1]:1".parse().unwrap()).is_err());
+        for fine in ["[fe80::1%2]:1", "[fd99::1]:1", "10.0.0.1:1", "[::]:0"] {
+            check_scope(fine.parse().unwrap()).unwrap();
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A connection: what is left to do once both sides agreed, and what it may still report.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -45,6 +45,7 @@ struct Facts {
     peer_addr: SocketAddr,
     device_name: String,
     port_num: u8,
+    gids: [Option<Ipv6Addr>; 2],
     private_data: Vec<u8>,
     negotiated: Negotiated,
 }
@@ -62,6 +63,7 @@ impl Connection {
             peer_addr: id.peer_addr().unwrap_or(peer_addr),
             device_name: id.device_name().unwrap_or_default(),
             port_num: id.port_num(),
+            gids: [id.local_gid(), id.peer_gid()],
             private_data,
             negotiated,
         };
@@ -196,6 +198,18 @@ impl Connection {
         self.facts.port_num
     }
 
+    /// The GID of the local port, as far as the connection manager told it.
+    #[must_use]
+    pub fn local_gid(&self) -> Option<Ipv6Addr> {
+        self.facts.gids[0]
+    }
+
+    /// The GID of the peer's port, as far as the connection manager told it.
+    #[must_use]
+    pub fn peer_gid(&self) -> Option<Ipv6Addr> {
+        self.facts.gids[1]
+    }
+
     /// A panic of another thread while it held the lock left nothing half done: the state is
     /// assigned at once.
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -235,7 +249,9 @@ pub enum ConnectionEvent {
     ConnectError(EventStatus),
     /// The number of the connection's queue pair may be used again; the connection is over.
     TimewaitExit,
-    /// The device goes away: drop everything that was made on it.
+    /// The device goes away: drop everything that was made on it. The removal waits for that, and for
+    /// librdmacm to notice, which it does when it looks for devices again: at the next
+    /// [`context_for`](crate::context_for) another device, or [`device_addresses`](crate::device_addresses).
     DeviceRemoval,
     /// The network device changed its hardware address; a new connection may be needed to use it.
     AddrChange,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rdma_core_rs::{Context, QueuePair};
 
+use crate::addr::check_scope;
 use crate::channel::EventChannel;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
@@ -549,9 +550,11 @@ impl Answer {
     }
 }
 
-/// The source has to be of the peer's family, and not a loopback address on the way to another host:
+/// Link-local addresses have to name their interface. The source has to be of the peer's family, and not a loopback address on the way to another host:
 /// the kernel takes that for the wildcard.
 pub(crate) fn check_source(peer: SocketAddr, source: Option<SocketAddr>) -> Result<()> {
+    check_scope(peer)?;
+    source.map_or(Ok(()), check_scope)?;
     match source {
         Some(source) if source.is_ipv4() != peer.is_ipv4() => Err(CmError::Config {
             field: "source",

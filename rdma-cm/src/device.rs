@@ -8,7 +8,7 @@ use std::ptr;
 
 use rdma_core_rs::Context;
 
-use crate::addr::RawAddr;
+use crate::addr::{RawAddr, check_scope};
 use crate::error::{CmError, Result, Step};
 use crate::id::{CmId, PortSpace};
 
@@ -49,6 +49,7 @@ impl fmt::Display for DeviceAddress {
 /// # Ok::<(), rdma_cm::CmError>(())
 /// ```
 pub fn context_for(mut local: SocketAddr) -> Result<Context> {
+    check_scope(local)?;
     local.set_port(0);
     let mut id = CmId::new(PortSpace::Tcp)?;
     id.bind(local).map_err(CmError::with_candidates)?;

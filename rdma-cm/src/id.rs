@@ -605,6 +605,25 @@ impl CmId {
         unsafe { read_addr(addr.cast()) }
     }
 
+    /// The GID of the local port in use, once the id is bound to a device. On RoCE it is the local IP
+    /// address in another form.
+    #[must_use]
+    pub fn local_gid(&self) -> Option<Ipv6Addr> {
+        // SAFETY: the id is alive; only the place of its local GID is computed.
+        let gid = unsafe { &raw const (*self.raw.as_ptr()).route.addr.addr.ibaddr.sgid };
+        // SAFETY: `gid` is the local GID of this id.
+        unsafe { read_gid(gid) }
+    }
+
+    /// The GID of the peer's port, once its address is resolved.
+    #[must_use]
+    pub fn peer_gid(&self) -> Option<Ipv6Addr> {
+        // SAFETY: the id is alive; only the place of its peer's GID is computed.
+        let gid = unsafe { &raw const (*self.raw.as_ptr()).route.addr.addr.ibaddr.dgid };
+        // SAFETY: `gid` is the peer's GID of this id.
+        unsafe { read_gid(gid) }
+    }
+
     /// The port of the device that the id is bound to, from 1; 0 before that.
     #[must_use]
     pub fn port_num(&self) -> u8 {
@@ -725,6 +744,19 @@ unsafe fn read_addr(addr: *const libc::sockaddr_storage) -> Option<SocketAddr> {
     // SAFETY: the union is as large as a sockaddr_storage, librdmacm zeroed all of it when it made
     // the id, and every bit pattern is a valid one; the caller vouches for the rest.
     RawAddr::from(unsafe { addr.read() }).to_socket_addr()
+}
+
+/// Reads one of the two GIDs of an id; all zeros means that it is not known.
+///
+/// # Safety
+///
+/// `gid` must be the place of such a GID, in an id that is alive and that nobody writes to during the
+/// call.
+unsafe fn read_gid(gid: *const sys::ibv_gid) -> Option<Ipv6Addr> {
+    // SAFETY: a GID is 16 bytes, valid for every bit pattern and zeroed when the id was made; the
+    // caller vouches for the rest.
+    let gid = Ipv6Addr::from(unsafe { gid.cast::<[u8; 16]>().read() });
+    (!gid.is_unspecified()).then_some(gid)
 }
 
 /// A failed call on a local address.

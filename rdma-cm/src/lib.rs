@@ -53,7 +53,7 @@
 //! | [`Unreachable`](ConnectionEvent::Unreachable) | both | the network lost the peer: as for disconnected |
 //! | [`ConnectError`](ConnectionEvent::ConnectError) | both | this host failed: drop |
 //! | [`TimewaitExit`](ConnectionEvent::TimewaitExit) | both | nothing, if already disconnected; otherwise the connection is over |
-//! | [`DeviceRemoval`](ConnectionEvent::DeviceRemoval) | both | drop all that was made on the device |
+//! | [`DeviceRemoval`](ConnectionEvent::DeviceRemoval) | both | drop all that was made on the device, which its removal waits for |
 //! | [`AddrChange`](ConnectionEvent::AddrChange) | both | the path is stale: reconnect when convenient |
 //! | [`Other`](ConnectionEvent::Other) | both | a newer kernel; ignore |
 //!

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rdma_core_rs::{Context, QueuePair};
 
+use crate::addr::check_scope;
 use crate::channel::EventChannel;
 use crate::connection::Connection;
 use crate::connector::raw_param;
@@ -130,6 +131,7 @@ impl Listening {
         addr: SocketAddr,
         options: &ListenOptions,
     ) -> Result<Self> {
+        check_scope(addr)?;
         if addr.ip().is_loopback() {
             return Err(CmError::no_device(addr).with_candidates());
         }

@@ -189,13 +189,10 @@ impl Input {
     }
 }
 
-/// Whether a failed look-up is worth another attempt while there is time: a neighbour that has not
-/// answered yet, or a lost question. The rest would fail again.
+/// Whether a failed look-up is worth another attempt while there is time: the kernel waited for an
+/// answer that may have been lost. Everything else is known at once, and would fail at once again.
 fn is_transient(status: EventStatus) -> bool {
-    matches!(
-        status.errno(),
-        Some(libc::ETIMEDOUT | libc::EAGAIN | libc::ENODATA | libc::EHOSTUNREACH | libc::EINTR)
-    )
+    status.errno() == Some(libc::ETIMEDOUT)
 }
 
 #[cfg(test)]

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 pub(crate) use rdma_sys::{
     RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, ibv_access_flags, ibv_ah_attr, ibv_context,
-    ibv_event_type, ibv_get_device_name, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, rdma_accept,
-    rdma_ack_cm_event, rdma_addrinfo, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type,
-    rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_cm_join_mc_attr_mask, rdma_cm_mc_join_flags,
-    rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
-    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish,
+    ibv_event_type, ibv_get_device_name, ibv_gid, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state,
+    rdma_accept, rdma_ack_cm_event, rdma_addrinfo, rdma_bind_addr, rdma_cm_event,
+    rdma_cm_event_type, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_cm_join_mc_attr_mask,
+    rdma_cm_mc_join_flags, rdma_conn_param, rdma_connect, rdma_create_event_channel,
+    rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish,
     rdma_event_channel, rdma_free_devices, rdma_freeaddrinfo, rdma_get_cm_event, rdma_get_devices,
     rdma_getaddrinfo, rdma_init_qp_attr, rdma_join_multicast_ex, rdma_leave_multicast, rdma_listen,
     rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
