@@ -70,6 +70,14 @@ fn a_connection_comes_up_carries_a_message_each_way_and_ends() {
     );
     assert_eq!((active.device_name(), active.port_num()), ("rxe0", 1));
     assert_eq!((passive.device_name(), passive.port_num()), ("rxe1", 1));
+    assert_eq!(
+        active.local_gid(),
+        Some("::ffff:192.168.99.1".parse().unwrap())
+    );
+    assert_eq!(
+        (active.local_gid(), active.peer_gid()),
+        (passive.peer_gid(), passive.local_gid())
+    );
     assert_eq!(active.local_addr(), passive.peer_addr());
     assert_eq!(active.peer_addr(), passive.local_addr());
 
@@ -1243,6 +1251,46 @@ fn a_link_that_is_down_is_told_and_a_link_that_comes_back_is_used() {
         );
         assert!(start.elapsed() < limit + SLACK, "{:?}", start.elapsed());
     }
+    let ((mut client, _active), (mut server, _passive)) = pair(&listener);
+    exchange(&mut client, &mut server);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask test"]
+fn a_device_that_is_removed_is_told_and_everything_can_be_dropped() {
+    let listener = listen();
+    let ((client, active), (server, passive)) = pair(&listener);
+    assert_eq!(
+        passive.wait_event(soon()).unwrap(),
+        ConnectionEvent::Established
+    );
+    let start = Instant::now();
+    // It returns once nobody uses the device any more.
+    let removal = std::thread::spawn(|| run("rdma link delete rxe0"));
+
+    let told = std::iter::repeat_with(|| active.wait_event(soon()).unwrap())
+        .find(|e| *e == ConnectionEvent::DeviceRemoval);
+    println!("told after {:?}: {told:?}", start.elapsed());
+    drops_promptly("the active side", (active, client));
+    wait_end(&passive);
+    drops_promptly("the passive side", (passive, server));
+    println!("dropped after {:?}", start.elapsed());
+    drop(listener);
+    // librdmacm keeps a device open until it looks for devices again and finds it gone.
+    let until = Instant::now() + PATIENCE;
+    while !removal.is_finished() {
+        assert!(Instant::now() < until, "the device is still held");
+        drop(rdma_cm::context_for(addr(SERVER, 0)).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    removal.join().unwrap();
+    println!("removed after {:?}", start.elapsed());
+
+    run("rdma link add rxe0 type rxe netdev v0");
+    run(
+        "for i in $(seq 100); do grep -qi ffff:c0a8:6301 /sys/class/infiniband/rxe0/ports/1/gids/* && exit 0; sleep 0.1; done; exit 1",
+    );
+    let listener = listen();
     let ((mut client, _active), (mut server, _passive)) = pair(&listener);
     exchange(&mut client, &mut server);
 }

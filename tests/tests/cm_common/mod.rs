@@ -14,8 +14,8 @@ use rdma_cm::{
     Request, Resolved,
 };
 use rdma_core_rs::{
-    CompletionQueue, Context, ProtectionDomain, QpConfig, QueuePair, RecvWr, RegionSlice, SendWr,
-    WcStatus, WorkCompletion,
+    AddressHandle, CompletionQueue, Context, ProtectionDomain, QpConfig, QueuePair, RecvWr,
+    RegionSlice, SendWr, WcStatus, WorkCompletion,
 };
 
 /// The client's device of the lab.
@@ -76,7 +76,7 @@ impl End {
     }
 
     fn with(pd: &ProtectionDomain, cq: CompletionQueue, mut config: QpConfig) -> Self {
-        (config.max_send_wr, config.max_recv_wr) = (8, 8);
+        (config.max_send_wr, config.max_recv_wr) = (16, 16);
         Self {
             qp: QueuePair::new(pd, &config).unwrap(),
             cq,
@@ -109,18 +109,73 @@ impl End {
         .unwrap();
     }
 
-    pub(crate) fn send_to(
-        &mut self,
-        message: &[u8],
-        to: &rdma_core_rs::AddressHandle,
-        qp_num: u32,
-        qkey: u32,
-    ) {
+    pub(crate) fn send_to(&mut self, message: &[u8], to: &AddressHandle, qp_num: u32, qkey: u32) {
         self.outbox[..message.len()].copy_from_slice(message);
         let sge = [self.outbox.sge_range(..message.len()).unwrap()];
         let mut wr = SendWr::send(SEND, &sge).signaled(true).to(to, qp_num, qkey);
         // SAFETY: as in `send`.
         unsafe { self.qp.post_send(&mut wr) }.unwrap();
+    }
+
+    /// Posts `count` receives of `len` bytes side by side.
+    pub(crate) fn post_recvs(&mut self, count: usize, len: usize) {
+        for i in 0..count {
+            let sge = [self.inbox.sge_range(i * len..(i + 1) * len).unwrap()];
+            // SAFETY: as in `post_recv`, each receive in a range of its own.
+            unsafe { self.qp.post_recv(&mut RecvWr::new(RECV, &sge)) }.unwrap();
+        }
+    }
+
+    /// Sends `count` messages of `len` bytes.
+    pub(crate) fn send_many(&mut self, count: usize, len: usize) {
+        let sge = [self.outbox.sge_range(..len).unwrap()];
+        for _ in 0..count {
+            // SAFETY: as in `send`; the messages may share their bytes.
+            unsafe {
+                self.qp
+                    .post_send(&mut SendWr::send(SEND, &sge).signaled(true))
+            }
+            .unwrap();
+        }
+        (0..count).for_each(|_| self.expect_sent());
+    }
+
+    /// Sends `count` datagrams of `len` bytes that carry the own queue pair number, as the tools do.
+    pub(crate) fn send_datagrams(
+        &mut self,
+        count: usize,
+        len: usize,
+        to: &AddressHandle,
+        qp_num: u32,
+        qkey: u32,
+    ) {
+        let sge = [self.outbox.sge_range(..len).unwrap()];
+        for _ in 0..count {
+            let mut wr = SendWr::send_with_imm(SEND, &sge, self.qp.qp_num())
+                .signaled(true)
+                .to(to, qp_num, qkey);
+            // SAFETY: as in `send_many`.
+            unsafe { self.qp.post_send(&mut wr) }.unwrap();
+        }
+        (0..count).for_each(|_| self.expect_sent());
+    }
+
+    /// Waits for `count` messages of `len` bytes; the completion of the last one.
+    pub(crate) fn expect_messages(&mut self, count: usize, len: usize) -> WorkCompletion {
+        let mut last = None;
+        for _ in 0..count {
+            let wc = self.completion(RECV);
+            assert_eq!(wc.status(), WcStatus::Success);
+            assert_eq!(wc.success().unwrap().byte_len() as usize, len);
+            last = Some(wc);
+        }
+        last.unwrap()
+    }
+
+    /// The sender of a datagram in the first receive.
+    pub(crate) fn sender_of(&self, wc: &WorkCompletion) -> AddressHandle {
+        let header = self.inbox[..AddressHandle::HEADER_LEN].try_into().unwrap();
+        AddressHandle::to_sender(self.pd(), 1, &wc.success().unwrap(), header).unwrap()
     }
 
     /// The completion of `wr_id`; one of the other kind that comes first is kept. The two
