@@ -516,6 +516,18 @@ impl Fabric {
         });
     }
 
+    /// Requests without an answer are sent again: those that got lost on the wire, that met a full backlog or a silenced port.
+    pub fn resend_requests(&self) {
+        with(World::resend_requests);
+    }
+
+    /// Delivers connection requests again to listeners on this port, after [`Self::silence_port`].
+    pub fn unsilence_port(&self, port: u16) {
+        with(|w| {
+            w.cm.silent_ports.remove(&port);
+        });
+    }
+
     /// Listeners on this port never see a request: connects to them wait for [`Self::expire_connects`].
     pub fn silence_port(&self, port: u16) {
         with(|w| {

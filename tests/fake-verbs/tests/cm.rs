@@ -215,7 +215,7 @@ fn private_data_has_its_limits() {
 }
 
 #[test]
-fn a_full_backlog_rejects() {
+fn a_full_backlog_lets_requests_wait() {
     let fabric = Fabric::new();
     let (server, client) = (Channel::new(), Channel::new());
     let listening = server.id();
@@ -229,15 +229,41 @@ fn a_full_backlog_rejects() {
     let actives = [client.id(), client.id()];
     for id in actives {
         resolve(&client, id, "10.9.0.2:7471");
-        assert_eq!(unsafe { rdma_connect(id, &mut conn_param(1, b"")) }, 0);
+        assert_eq!(unsafe { rdma_connect(id, &mut conn_param(1, b"mine")) }, 0);
     }
-    let rejected = client.expect(RDMA_CM_EVENT_REJECTED);
-    assert_eq!((rejected.id, rejected.status), (actives[1], 28));
-    let passive = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id;
+    let first = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id;
+    assert_eq!(
+        (server.next(), client.next()),
+        (None, None),
+        "neither told nor rejected"
+    );
+    fabric.resend_requests();
+    let second = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(&second.data[..4], b"mine");
+    fabric.resend_requests();
+    assert_eq!(server.next(), None, "the first was heard");
     close(
         [server, client],
-        &[listening, actives[0], actives[1], passive],
+        &[listening, actives[0], actives[1], first, second.id],
     );
+    drop(fabric);
+}
+
+#[test]
+fn the_end_of_a_request_is_told_by_the_failure_of_its_accept() {
+    let fabric = Fabric::new();
+    let (server, client) = (Channel::new(), Channel::new());
+    let listening = listener(&server, "10.9.0.2:7471");
+    let [active, passive] = request(&server, &client, 7471);
+    destroy(active);
+    assert_eq!(
+        server.next(),
+        None,
+        "the kernel keeps events of unaccepted ids to itself"
+    );
+    assert_eq!(unsafe { rdma_accept(passive, &mut conn_param(1, b"")) }, -1);
+    assert_eq!(errno(), libc::EINVAL);
+    close([server, client], &[listening, passive]);
     drop(fabric);
 }
 
@@ -459,7 +485,10 @@ fn a_silent_listener_never_answers() {
     resolve(&client, active, "10.9.0.2:7471");
     assert_eq!(unsafe { rdma_connect(active, &mut conn_param(11, b"")) }, 0);
     assert_eq!((client.next(), server.next()), (None, None));
-    close([server, client], &[listening, active]);
+    fabric.unsilence_port(7471);
+    fabric.resend_requests();
+    let passive = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id;
+    close([server, client], &[listening, active, passive]);
     drop(fabric);
 }
 

@@ -32,12 +32,33 @@ impl World {
         let (params, data) = read_params(param, udp, true, most)?;
         let record = self.id(id)?;
         record.local = params;
+        record.request = data;
         record.state = State::Connecting;
-        let to = record.dst.ok_or(libc::EINVAL)?;
-        if self.is_heard(id.addr(), to) {
-            self.request(id.addr(), to, data)?;
+        self.send_request(id.addr())
+    }
+
+    /// Sends the request of an active id; it may get lost.
+    fn send_request(&mut self, id: usize) -> Outcome<()> {
+        let to = self
+            .cm
+            .ids
+            .get(&id)
+            .and_then(|id| id.dst)
+            .ok_or(libc::EINVAL)?;
+        if self.is_heard(id, to) {
+            self.request(id, to)
+        } else {
+            Ok(())
         }
-        Ok(())
+    }
+
+    /// Requests that got lost, or met a full backlog, are sent again.
+    pub(crate) fn resend_requests(&mut self) {
+        for id in self.ids_in(|state| state == State::Connecting) {
+            if self.cm.ids.get(&id).is_some_and(|id| id.peer.is_none()) {
+                let _ = self.send_request(id);
+            }
+        }
     }
 
     /// Whether the host at `to` gets the request at all.
@@ -50,7 +71,7 @@ impl World {
         self.reachable(from, target) && !self.cm.silent_ports.contains(&to.port())
     }
 
-    fn request(&mut self, id: usize, to: SocketAddr, data: Vec<u8>) -> Outcome<()> {
+    fn request(&mut self, id: usize, to: SocketAddr) -> Outcome<()> {
         let Some(listener) = self.listener(id, to) else {
             self.fail_id(id, number::REJECTED, NO_LISTENER, Body::rejected(&[]));
             return Ok(());
@@ -61,21 +82,17 @@ impl World {
             .values()
             .filter(|other| other.listener == Some(listener) && !other.visible)
             .count();
-        if self
+        // A full backlog is no reason to reject: the kernel forgets the request, so that it may be sent again.
+        let full = self
             .cm
             .ids
             .get(&listener)
-            .is_some_and(|l| unfetched >= l.backlog)
-        {
-            self.fail_id(
-                id,
-                number::REJECTED,
-                REJECTED_BY_CONSUMER,
-                Body::rejected(&[]),
-            );
-            return Ok(());
+            .is_some_and(|l| unfetched >= l.backlog);
+        if full {
+            Ok(())
+        } else {
+            self.incoming(id, listener, to)
         }
-        self.incoming(id, listener, to, &data)
     }
 
     fn listener(&self, id: usize, to: SocketAddr) -> Option<usize> {
@@ -97,9 +114,10 @@ impl World {
     }
 
     /// A new id for a request, and the event that announces it.
-    fn incoming(&mut self, id: usize, listener: usize, to: SocketAddr, data: &[u8]) -> Outcome<()> {
+    fn incoming(&mut self, id: usize, listener: usize, to: SocketAddr) -> Outcome<()> {
         let active = self.cm.ids.get(&id).ok_or(libc::EINVAL)?;
         let (from, remote, port_space) = (active.src, active.local, active.port_space);
+        let data = active.request.clone();
         let at = self.cm.ids.get(&listener).ok_or(libc::EINVAL)?;
         let (channel, context) = (at.channel, get!(at.ptr(), context));
         let device = self.device_with(to.ip());
@@ -117,9 +135,9 @@ impl World {
         let body = match self.cm.ids.get(&child).is_some_and(super::Id::is_udp) {
             false => Body::Connection {
                 params: remote,
-                data: pad(data, padded::REQUEST),
+                data: pad(&data, padded::REQUEST),
             },
-            true => self.datagram_body(id, child, pad(data, padded::UDP_REQUEST)),
+            true => self.datagram_body(id, child, pad(&data, padded::UDP_REQUEST)),
         };
         self.notify(child, number::CONNECT_REQUEST, 0, body);
         Ok(())
@@ -173,6 +191,7 @@ impl World {
         let (params, data) = read_params(param, udp, false, most)?;
         let record = self.id(id)?;
         record.local = params;
+        record.accepted = true;
         record.state = if udp {
             State::Established
         } else {

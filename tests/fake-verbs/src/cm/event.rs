@@ -117,6 +117,11 @@ impl World {
 
     /// An event for an id, unless the test's plan loses or holds it.
     pub(crate) fn notify(&mut self, id: usize, number: u32, status: i32, body: Body) {
+        let unaccepted = |id: &super::Id| id.listener.is_some() && !id.accepted;
+        let secret = self.cm.ids.get(&id).is_some_and(unaccepted);
+        if secret && number != number::CONNECT_REQUEST {
+            return;
+        }
         let listener = match number {
             number::CONNECT_REQUEST => self.cm.ids.get(&id).and_then(|id| id.listener),
             _ => None,

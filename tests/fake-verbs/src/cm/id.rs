@@ -79,6 +79,10 @@ pub(crate) struct Id {
     pub(crate) listener: Option<usize>,
     /// Ids of requests that were not fetched yet are not the application's.
     pub(crate) visible: bool,
+    /// Until it is accepted, the kernel keeps the events of an incoming request to itself.
+    pub(crate) accepted: bool,
+    /// Private data of the request.
+    pub(crate) request: Vec<u8>,
     pub(crate) backlog: usize,
     pub(crate) unacked: u32,
     pub(crate) local: Params,
@@ -145,6 +149,8 @@ impl World {
             peer: None,
             listener: None,
             visible: true,
+            accepted: false,
+            request: Vec::new(),
             backlog: 0,
             unacked: 0,
             local: Params::default(),
