@@ -5,6 +5,7 @@
 
 use crate::interrupt::{AtInterrupt, at_interrupt};
 use crate::lab::Output;
+use crate::process;
 use crate::setup::{self, Consent};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
@@ -100,9 +101,11 @@ pub(crate) fn run(argv: &[OsString], consent: Consent) -> Result<i32> {
     let Some((program, arguments)) = argv.split_first() else {
         bail!("a shell needs no --native: this is the machine itself");
     };
-    let status = Command::new(program).args(arguments).status();
-    let status = status.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    Ok(crate::exit_status(status))
+    let child = Command::new(program).args(arguments).spawn();
+    let mut child = child.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    let pid = child.id();
+    let _at_interrupt = at_interrupt(move || process::end(pid))?;
+    Ok(crate::exit_status(child.wait()?))
 }
 
 /// Runs a command next to the machine's devices and gives what it writes to `output`.
@@ -118,6 +121,8 @@ pub(crate) fn run_with(
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", argv[0].to_string_lossy()))?;
+    let pid = child.id();
+    let _at_interrupt = at_interrupt(move || process::end(pid))?;
     let mut stdout = child.stdout.take().context("no standard output")?;
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stdout.read(&mut buffer) {

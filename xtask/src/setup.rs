@@ -195,18 +195,22 @@ impl Libclang {
         if std::env::var_os("LIBCLANG_PATH").is_some() {
             return Libclang::Good;
         }
-        let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
-        let installed = folders.filter_map(|entry| {
-            let version = entry
-                .file_name()
-                .to_str()?
-                .strip_prefix("llvm-")?
-                .parse()
-                .ok()?;
-            let folder = entry.path().join("lib");
-            has_libclang(&folder).then_some((version, folder))
-        });
-        Libclang::choose(installed.collect())
+        let llvm = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+        let llvm = llvm.filter(|entry| entry.file_name().to_string_lossy().starts_with("llvm"));
+        let common = [
+            "/usr/lib64",
+            "/usr/lib",
+            "/usr/local/lib",
+            "/usr/lib/x86_64-linux-gnu",
+        ];
+        let folders = llvm
+            .map(|entry| entry.path().join("lib"))
+            .chain(common.map(PathBuf::from));
+        Libclang::choose(
+            folders
+                .filter_map(|folder| Some((newest_in(&folder)?, folder)))
+                .collect(),
+        )
     }
 
     /// clang-sys takes the newest.
@@ -226,14 +230,23 @@ impl Libclang {
     }
 }
 
-fn has_libclang(folder: &Path) -> bool {
+/// The newest libclang in a folder, which is the one that is taken from there.
+fn newest_in(folder: &Path) -> Option<u32> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
     files
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .any(|name| {
-            (name.starts_with("libclang.so") || name.starts_with("libclang-1"))
-                && name.contains(".so")
-        })
+        .filter_map(|entry| libclang_version(entry.file_name().to_str()?))
+        .max()
+}
+
+/// The major version in `libclang-14.so.1`, `libclang-14.0.6.so` or `libclang.so.15.0.7`.
+fn libclang_version(file: &str) -> Option<u32> {
+    let rest = file
+        .strip_prefix("libclang-")
+        .or_else(|| file.strip_prefix("libclang.so."))?;
+    let is_library = file.contains(".so");
+    let version = rest.split('.').next()?.parse().ok()?;
+    // libclang.so.1 is the name of the interface, not a version.
+    (is_library && version > 1).then_some(version)
 }
 
 // ---- packages --------------------------------------------------------------------------------------
@@ -387,6 +400,15 @@ mod tests {
         assert_eq!(Libclang::choose(versions(&[16, 19])), Libclang::TooNew);
         let beside = Libclang::Beside("/usr/lib/llvm-15/lib".into());
         assert_eq!(Libclang::choose(versions(&[14, 15, 16])), beside);
+    }
+
+    #[test]
+    fn the_version_of_a_libclang_is_in_its_name() {
+        assert_eq!(libclang_version("libclang-14.so.1"), Some(14));
+        assert_eq!(libclang_version("libclang-14.0.6.so"), Some(14));
+        assert_eq!(libclang_version("libclang.so.15.0.7"), Some(15));
+        assert_eq!(libclang_version("libclang.so.1"), None);
+        assert_eq!(libclang_version("libclang-cpp.so.14"), None);
     }
 
     #[test]
