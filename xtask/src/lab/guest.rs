@@ -168,7 +168,8 @@ const QEMU: &str = "qemu-system-x86_64";
 
 /// Serial output is slow under emulation, so only errors go there; under KVM everything does, because the first
 /// words tell that KVM works. The crypto code's tests of itself take a second of an emulated boot, and waiting
-/// for all processors to pass a quiet state, when a network device is added, another.
+/// for all processors to pass a quiet state, when a network device is added, another. The
+/// check of the timer fails when the machine is too busy to emulate its interrupts in time.
 fn kernel_parameters(accelerator: Accelerator) -> String {
     let level = if accelerator == Accelerator::Kvm {
         7
@@ -177,7 +178,7 @@ fn kernel_parameters(accelerator: Accelerator) -> String {
     };
     format!(
         "console=ttyS0 earlyprintk=ttyS0 loglevel={level} panic=-1 tsc=reliable mitigations=off \
-         cryptomgr.notests rcupdate.rcu_expedited=1"
+         no_timer_check cryptomgr.notests rcupdate.rcu_expedited=1"
     )
 }
 

@@ -84,11 +84,10 @@ impl Lab {
         let folder = RunFolder::new(&cache)?;
         let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
         let boot = Boot::prepare(&kernel, &self.shape, &folder)?;
-        let (mut guest, accelerator) = boot.start(&Verdict::in_cache(&cache))?;
-
+        let (mut guest, accelerator, release) = boot.start(&Verdict::in_cache(&cache))?;
         let job = self.job(argv)?;
         let on_terminal = job.terminal.is_some();
-        let release = begin(&mut guest, job)?;
+        begin(&mut guest, job)?;
         eprintln!(
             "lab: {}, kernel {release}, ready after {:.1} s",
             accelerator.name(),
@@ -224,8 +223,24 @@ impl<'a> Boot<'a> {
         })
     }
 
-    /// Boots under KVM if that works, else under emulation.
-    fn start(&self, verdict: &Verdict) -> Result<(Guest, Accelerator)> {
+    /// Boots, and waits for the guest's init, which tells the kernel's release.
+    ///
+    /// A kernel that has not got so far is given another try: on a very busy machine an emulated one can fail in
+    /// its first second, for want of a timer's interrupt.
+    fn start(&self, verdict: &Verdict) -> Result<(Guest, Accelerator, String)> {
+        let attempt = || {
+            let (mut guest, accelerator) = self.power_on(verdict)?;
+            let release = greet(&mut guest)?;
+            Ok((guest, accelerator, release))
+        };
+        attempt().or_else(|error: anyhow::Error| {
+            eprintln!("lab: {error:#}\nlab: booting once more");
+            attempt()
+        })
+    }
+
+    /// Under KVM if that works, else under emulation.
+    fn power_on(&self, verdict: &Verdict) -> Result<(Guest, Accelerator)> {
         if self.shape.counting {
             return Ok((
                 self.under(Accelerator::TcgCounting)?,
@@ -274,27 +289,31 @@ impl Accelerator {
     }
 }
 
-/// Waits for the guest's init, hands it the job, and returns the kernel's release when the job starts.
-fn begin(guest: &mut Guest, job: Job) -> Result<String> {
-    let deadline = Instant::now() + BOOT_PATIENCE;
-    let next = |guest: &mut Guest| match guest.receive(Some(deadline))? {
-        Some(Frame::Failed(text)) => bail!("the guest could not be set up: {text}"),
-        Some(frame) => Ok(frame),
-        None => bail!(
-            "the guest was not ready after {} s\n{}",
-            BOOT_PATIENCE.as_secs(),
-            guest.last_words()
-        ),
-    };
-    let release = match next(guest)? {
-        Frame::Hello(release) => release,
+/// Waits for the guest's init and returns the kernel's release.
+fn greet(guest: &mut Guest) -> Result<String> {
+    match answer(guest)? {
+        Frame::Hello(release) => Ok(release),
         other => bail!("the guest began with {other:?}"),
-    };
+    }
+}
+
+/// Hands the job to the guest's init; on return it is started.
+fn begin(guest: &mut Guest, job: Job) -> Result<()> {
     Frame::Job(job).write_to(&mut guest.line()?)?;
-    match next(guest)? {
-        Frame::Ready => Ok(release),
+    match answer(guest)? {
+        Frame::Ready => Ok(()),
+        Frame::Failed(text) => bail!("the guest could not be set up: {text}"),
         other => bail!("the guest sent {other:?} instead of being ready"),
     }
+}
+
+/// What the guest says next while it gets ready.
+fn answer(guest: &mut Guest) -> Result<Frame> {
+    let frame = guest.receive(Some(Instant::now() + BOOT_PATIENCE))?;
+    frame.with_context(|| {
+        let (seconds, words) = (BOOT_PATIENCE.as_secs(), guest.last_words());
+        format!("the guest was not ready after {seconds} s\n{words}")
+    })
 }
 
 /// Starts the thread that passes standard input on, and for a terminal the one that passes its size on.
