@@ -33,7 +33,10 @@ pub(crate) struct Bench {
 impl Bench {
     /// Returns 0, or 1 if a count is worse than its baseline.
     pub(crate) fn run(&self) -> Result<i32> {
-        setup::ensure_installed(&[Purpose::Build, Purpose::Lab, Purpose::Test], self.consent)?;
+        setup::ensure_installed(
+            &[Purpose::Build, Purpose::Lab, Purpose::Test, Purpose::Bench],
+            self.consent,
+        )?;
         let programs = Programs::build()?;
         let records = programs.folder.join(if self.counts {
             "counts.jsonl"

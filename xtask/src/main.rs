@@ -219,7 +219,8 @@ fn main() -> ExitCode {
 }
 
 fn set_up(consent: Consent) -> Result<i32> {
-    setup::ensure_installed(&[Purpose::Build, Purpose::Lab, Purpose::Test], consent)?;
+    let everything = [Purpose::Build, Purpose::Lab, Purpose::Test, Purpose::Bench];
+    setup::ensure_installed(&everything, consent)?;
     eprintln!("setup: nothing is missing");
     Ok(0)
 }

@@ -18,6 +18,8 @@ pub(crate) enum Purpose {
     Lab,
     /// Run the tests against other RDMA programs.
     Test,
+    /// Measure other RDMA programs too.
+    Bench,
 }
 
 /// Whether the user agrees to changes of the system.
@@ -157,6 +159,18 @@ const NEEDS: &[Need] = &[
         purposes: &[Purpose::Test],
         found: || program("rping"),
         debian: &["rdmacm-utils"],
+    },
+    Need {
+        what: "ib_send_lat and its like",
+        purposes: &[Purpose::Bench],
+        found: || program("ib_send_lat"),
+        debian: &["perftest"],
+    },
+    Need {
+        what: "ibv_rc_pingpong and its like",
+        purposes: &[Purpose::Test, Purpose::Bench],
+        found: || program("ibv_rc_pingpong"),
+        debian: &["ibverbs-utils"],
     },
 ];
 
