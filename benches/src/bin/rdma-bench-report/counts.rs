@@ -19,23 +19,75 @@ struct Baselines {
 /// How much worse a count may be before it fails.
 const SLACK: f64 = 0.03;
 
-/// Prints them as a table.
+/// Prints them as a table, a row for each case; pairs are ours and the floor's.
 pub(crate) fn print(counts: &[Count]) {
     if counts.is_empty() {
         return;
     }
-    println!("| count per operation | ours | floor | ours/floor |\n| --- | --: | --: | --: |");
-    for count in counts {
-        let ratio = count
-            .ratio
-            .map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
+    println!(
+        "| per operation | instructions, ours | floor | ours/floor | ours/floor that watches the CM | {} |",
+        PAIRS.join(" | ")
+    );
+    println!("| --- |{}", " --: |".repeat(4 + PAIRS.len()));
+    for case in cases(counts) {
+        let find = |what: &str, suffix: &str| {
+            let name = format!("{what}/{case}{suffix}");
+            counts.iter().find(|count| count.name == name)
+        };
+        let instructions = find("instructions", "");
+        let watching = find("instructions", WATCHING);
+        let pairs: Vec<String> = PAIRS
+            .iter()
+            .map(|what| match find(what, "") {
+                Some(count) => format!("{:.2} / {:.2}", count.ours, count.floor),
+                None => ABSENT.to_owned(),
+            })
+            .collect();
         println!(
-            "| {} | {:.2} | {:.2} | {ratio} |",
-            count.name, count.ours, count.floor
+            "| {case} | {} | {} | {} | {} | {} |",
+            whole(instructions.map(|count| count.ours)),
+            whole(instructions.map(|count| count.floor)),
+            ratio(instructions),
+            ratio(watching),
+            pairs.join(" | ")
         );
     }
     println!();
 }
+
+/// The names behind the first slash, each once.
+fn cases(counts: &[Count]) -> Vec<&str> {
+    let mut cases = Vec::new();
+    for count in counts {
+        if let Some((_, case)) = count.name.split_once('/')
+            && !case.ends_with(WATCHING)
+            && !cases.contains(&case)
+        {
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+fn whole(value: Option<f64>) -> String {
+    value.map_or(ABSENT.to_owned(), |value| format!("{value:.0}"))
+}
+
+fn ratio(count: Option<&Count>) -> String {
+    let ratio = count.and_then(|count| count.ratio);
+    ratio.map_or(ABSENT.to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+/// What is exact by itself.
+const PAIRS: [&str; 5] = [
+    "syscalls",
+    "doorbells",
+    "completions",
+    "wakeups",
+    "allocations",
+];
+const WATCHING: &str = " (floor watching the CM)";
+const ABSENT: &str = "–";
 
 /// Fails naming each row that is worse than its baseline, or writes the baselines anew.
 pub(crate) fn judge(

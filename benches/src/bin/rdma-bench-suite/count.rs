@@ -60,14 +60,14 @@ const LIMIT: Duration = Duration::from_secs(100_000);
 /// of so many connections.
 const CONNECTIONS: usize = 3;
 
-/// Per operation; a round trip is one operation.
+/// Per operation; a round trip is one operation. `None`: the program does not say.
 struct PerOperation {
-    instructions: f64,
-    syscalls: f64,
-    allocations: f64,
-    doorbells: f64,
-    completions: f64,
-    wakeups: f64,
+    instructions: Option<f64>,
+    syscalls: Option<f64>,
+    allocations: Option<f64>,
+    doorbells: Option<f64>,
+    completions: Option<f64>,
+    wakeups: Option<f64>,
 }
 
 struct Counter<'a> {
@@ -82,26 +82,17 @@ impl Counter<'_> {
         for _ in 0..CONNECTIONS {
             runs.push(self.run(program, case, iters)?.0);
         }
-        let instructions: Vec<f64> = runs
-            .iter()
-            .filter_map(|run| run.steady_us)
-            .map(|us| us * 1e3)
-            .collect();
-        let per = |total: fn(&Figures) -> Option<u64>| {
-            let totals: Vec<f64> = runs
-                .iter()
-                .filter_map(total)
-                .map(|total| total as f64)
-                .collect();
-            median(&totals).unwrap_or(0.0) / f64::from(iters)
+        let middle = |value: fn(&Figures) -> Option<f64>| {
+            median(&runs.iter().filter_map(value).collect::<Vec<_>>())
         };
+        let per = |total: Option<f64>| total.map(|total| total / f64::from(iters));
         Ok(PerOperation {
-            instructions: median(&instructions).unwrap_or(0.0),
-            syscalls: self.syscalls(program, case)?,
-            allocations: per(|run| run.allocations),
-            doorbells: per(|run| run.doorbells),
-            completions: per(|run| run.completions),
-            wakeups: per(|run| run.wakeups),
+            instructions: middle(|run| run.steady_us.map(|us| us * 1e3)),
+            syscalls: Some(self.syscalls(program, case)?),
+            allocations: per(middle(|run| whole(run.allocations))),
+            doorbells: per(middle(|run| whole(run.doorbells))),
+            completions: per(middle(|run| whole(run.completions))),
+            wakeups: per(middle(|run| whole(run.wakeups))),
         })
     }
 
@@ -141,8 +132,12 @@ impl Counter<'_> {
     }
 }
 
+fn whole(total: Option<u64>) -> Option<f64> {
+    total.map(|total| total as f64)
+}
+
 fn compare(case: &str, ours: &PerOperation, floor: &PerOperation) -> Vec<Count> {
-    type Column = (&'static str, fn(&PerOperation) -> f64);
+    type Column = (&'static str, fn(&PerOperation) -> Option<f64>);
     let columns: [Column; 6] = [
         ("instructions", |per| per.instructions),
         ("syscalls", |per| per.syscalls),
@@ -153,6 +148,9 @@ fn compare(case: &str, ours: &PerOperation, floor: &PerOperation) -> Vec<Count> 
     ];
     columns
         .iter()
-        .map(|(what, value)| Count::new(format!("{what}/{case}"), value(ours), value(floor)))
+        .filter_map(|(what, value)| {
+            let name = format!("{what}/{case}");
+            Some(Count::new(name, value(ours)?, value(floor)?))
+        })
         .collect()
 }

@@ -130,11 +130,17 @@ fn rounds(options: &Options, case: &Case, ports: &mut impl Iterator<Item = u16>)
 fn run_once(case: &Case, contender: &Contender, round: u32, port: u16) -> Run {
     let before = hw_counters::read();
     let outcome = match &contender.commands {
-        Ok(commands) => Pair::new(commands, port, contender.ready)
-            .run(Duration::from_secs(case.limit_s()))
-            .and_then(|finished| {
+        Ok(commands) => {
+            let pair = Pair::new(commands, port, contender.ready);
+            let limit = Duration::from_secs(case.limit_s());
+            let finished = match contender.killed_after {
+                Some(lead) => pair.kill_the_server_after(lead, limit),
+                None => pair.run(limit),
+            };
+            finished.and_then(|finished| {
                 (contender.parse)(&finished, case).ok_or_else(|| finished.not_understood())
-            }),
+            })
+        }
         Err(reason) => Err((*reason).to_owned()),
     };
     let spent = hw_counters::read() - before;

@@ -94,6 +94,36 @@ impl<'a> Pair<'a> {
         })
     }
 
+    /// Kills the server after a while and returns how long the client went on; it may end as it likes.
+    pub(crate) fn kill_the_server_after(
+        &self,
+        lead: Duration,
+        limit: Duration,
+    ) -> Result<Finished, String> {
+        let mut server = Process::start(&self.commands.server, self.port)?;
+        self.wait_until_ready(&mut server, Instant::now() + limit)?;
+        let mut client = Process::start(&self.commands.client, self.port)?;
+        if client.wait(Instant::now() + lead, self.step)?.is_some() {
+            return Err(format!(
+                "ended before its peer was killed: {}",
+                client.last_words()
+            ));
+        }
+        let start = Instant::now();
+        server.child.kill().map_err(|error| error.to_string())?;
+        match client.wait(start + limit, STEP)? {
+            None => Err(format!(
+                "was still running {} s after its peer was killed",
+                limit.as_secs()
+            )),
+            Some(_) => Ok(Finished {
+                stdout: client.stdout(),
+                elapsed: start.elapsed(),
+                client_pid: client.child.id(),
+            }),
+        }
+    }
+
     fn wait_until_ready(&self, server: &mut Process, deadline: Instant) -> Result<(), String> {
         loop {
             let ready = match self.ready {

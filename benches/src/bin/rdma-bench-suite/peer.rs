@@ -2,6 +2,8 @@
 //!
 //! A tool that cannot do what the row asks stays in it with the reason; the table then says so instead of leaving a gap.
 
+use std::time::Duration;
+
 use rdma_bench::record::Figures;
 use rdma_bench::spec::{Mode, Op, Wait};
 
@@ -15,6 +17,8 @@ pub(crate) struct Contender {
     pub(crate) ready: Ready,
     pub(crate) commands: Result<Commands, &'static str>,
     pub(crate) parse: fn(&Finished, &Case) -> Option<Figures>,
+    /// The server is killed after so long, and the client timed from then on.
+    pub(crate) killed_after: Option<Duration>,
 }
 
 /// All programs of a row, ours and the floor first.
@@ -63,6 +67,7 @@ pub(crate) fn own(name: &'static str, program: &str, options: &Options, case: &C
         ready: Ready::SaysSo,
         commands: Ok(commands),
         parse: json,
+        killed_after: None,
     }
 }
 
@@ -96,10 +101,7 @@ fn peers(options: &Options, case: &Case) -> Vec<Contender> {
         (Mode::Rate, Op::Read) => vec![perftest("ib_read_bw", options, case, rate)],
         (Mode::Rate, Op::Cas | Op::Faa) => vec![perftest("ib_atomic_bw", options, case, rate)],
         (Mode::Connect, _) => vec![cmtime(options, case)],
-        (Mode::Truth, _) => vec![unavailable(
-            "ib_write_bw",
-            "does not watch its peer: it ends when its own retries do, with no word on single operations",
-        )],
+        (Mode::Truth, _) => vec![killed_ib_write_bw(options, case)],
     }
 }
 
@@ -109,6 +111,7 @@ fn unavailable(name: &'static str, reason: &'static str) -> Contender {
         ready: Ready::AfterAWhile,
         commands: Err(reason),
         parse: json,
+        killed_after: None,
     }
 }
 
@@ -132,6 +135,7 @@ fn symmetric(
         ready: Ready::TcpPort,
         commands: Ok(Commands { server, client }),
         parse,
+        killed_after: None,
     }
 }
 
@@ -203,6 +207,23 @@ fn ib_write_bw(options: &Options, case: &Case) -> Contender {
     }
 }
 
+/// It runs for longer than the killing takes; what it says of single operations is nothing, so only its end is timed.
+fn killed_ib_write_bw(options: &Options, case: &Case) -> Contender {
+    let shared = words("-F")
+        .and(&["-x", "1", "-p", "{port}", "-D", "60"])
+        .and(&["-s", &case.size.to_string()])
+        .and(&["-t", &case.depth.to_string()]);
+    Contender {
+        killed_after: Some(Duration::from_secs(2)),
+        ..symmetric("ib_write_bw", options, &shared, "-d", |finished, _| {
+            Some(Figures {
+                truth_ms: Some(finished.elapsed.as_secs_f64() * 1e3),
+                ..Figures::default()
+            })
+        })
+    }
+}
+
 /// rsockets poll for 10 us and then sleep, which is nearest to our hybrid waiting.
 fn rstream(options: &Options, case: &Case) -> Contender {
     match (case.mode, case.wait) {
@@ -252,6 +273,7 @@ fn stream(
                 .and(&shared),
         }),
         parse,
+        killed_after: None,
     }
 }
 
@@ -277,6 +299,7 @@ fn tcp(options: &Options, case: &Case) -> Contender {
                 .and(&shared),
         }),
         parse: json,
+        killed_after: None,
     }
 }
 
@@ -301,6 +324,7 @@ fn rping(options: &Options, case: &Case) -> Contender {
         parse: |finished, case| {
             mean(finished.elapsed.as_secs_f64() * 1e6 / f64::from(case.iters()))
         },
+        killed_after: None,
     }
 }
 
@@ -318,6 +342,7 @@ fn cmtime(options: &Options, case: &Case) -> Contender {
                 .and(&shared),
         }),
         parse: cmtime_phases,
+        killed_after: None,
     }
 }
 
