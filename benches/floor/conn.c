@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 enum { RESOLVE_MS = 5000, RETRIES = 6, RNR_TIMER = 12, ACK_TIMEOUT = 14, RD_ATOMIC = 16 };
@@ -31,7 +32,7 @@ static struct sockaddr_storage numeric(const char *host)
 	return addr;
 }
 
-void set_nonblocking(int fd)
+static void set_nonblocking(int fd)
 {
 	check(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK), "fcntl");
 }
@@ -88,6 +89,22 @@ static void create_memory(struct conn *conn)
 	fill(conn);
 }
 
+static void add_to_epoll(struct conn *conn, int fd)
+{
+	struct epoll_event event = {EPOLLIN, {.fd = fd}};
+	check(epoll_ctl(conn->both, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+static void watch_both(struct conn *conn)
+{
+	set_nonblocking(conn->channel->fd);
+	conn->both = epoll_create1(EPOLL_CLOEXEC);
+	if (conn->both < 0)
+		die("epoll_create1");
+	add_to_epoll(conn, conn->channel->fd);
+	add_to_epoll(conn, conn->events->fd);
+}
+
 static void create_queues(struct conn *conn)
 {
 	const struct spec *spec = conn->spec;
@@ -113,7 +130,7 @@ static void create_queues(struct conn *conn)
 	if (!conn->qp)
 		die("ibv_create_qp");
 	if (spec->wait == WAIT_WATCH)
-		set_nonblocking(conn->channel->fd);
+		watch_both(conn);
 }
 
 static void move_to(struct conn *conn, enum ibv_qp_state state)
@@ -270,6 +287,8 @@ void destroy(struct conn *conn)
 {
 	if (conn->unacked)
 		ibv_ack_cq_events(conn->cq, conn->unacked);
+	if (conn->spec->wait == WAIT_WATCH)
+		close(conn->both);
 	check_errno(ibv_destroy_qp(conn->qp), "ibv_destroy_qp");
 	check_errno(ibv_destroy_cq(conn->cq), "ibv_destroy_cq");
 	check_errno(ibv_destroy_comp_channel(conn->channel), "ibv_destroy_comp_channel");

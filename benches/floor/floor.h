@@ -10,7 +10,7 @@
 
 enum mode { MODE_LATENCY, MODE_RATE, MODE_CONNECT, MODE_TRUTH };
 enum op { OP_SEND, OP_WRITE, OP_WRITE_IMM, OP_READ, OP_CAS, OP_FAA };
-// EVENT blocks in ibv_get_cq_event; WATCH polls the CM's fd too, as a program that must notice a dead peer does.
+// EVENT blocks in ibv_get_cq_event; WATCH sleeps on the CM's fd too, as a program that must notice a dead peer does.
 enum wait { WAIT_EVENT, WAIT_WATCH, WAIT_HYBRID, WAIT_SPIN };
 
 // One measurement. Both sides get the same one on their command lines.
@@ -68,6 +68,7 @@ struct conn {
 	uint64_t posted, completed; // sends, in order; an operation is in flight from one to the other
 	uint64_t failed;            // completions with an error
 	uint64_t received;          // receive completions; each is posted again at once
+	int both; // the epoll descriptor of WATCH
 	bool armed;
 	bool ended; // the peer disconnected before anything else was heard of it
 	unsigned unacked;
@@ -89,7 +90,6 @@ void disconnect_first(struct conn *conn);  // the side that ends it
 void disconnect_second(struct conn *conn); // the side that is told
 void destroy(struct conn *conn);
 enum rdma_cm_event_type next_event(struct conn *conn);
-void set_nonblocking(int fd);
 
 // queue.c: the data path.
 void post_receives(struct conn *conn, uint32_t first_slot, uint32_t count);

@@ -173,8 +173,8 @@ fn truth(rows: &[Row]) {
             "| {} | {} | {} | {} |",
             entry.who,
             number(figures.truth_ms),
-            figures.ok.unwrap_or(0),
-            figures.failed.unwrap_or(0)
+            whole(figures.ok),
+            whole(figures.failed)
         );
     }
     println!();
@@ -279,6 +279,10 @@ fn number(value: Option<f64>) -> String {
         Some(value) => format!("{value:.0}"),
         None => ABSENT.to_owned(),
     }
+}
+
+fn whole(value: Option<u64>) -> String {
+    value.map_or(ABSENT.to_owned(), |value| value.to_string())
 }
 
 const ABSENT: &str = "–";

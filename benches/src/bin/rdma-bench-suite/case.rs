@@ -99,9 +99,12 @@ impl Case {
         }
     }
 
-    /// Seconds that a run may take: ten times what it takes on a busy emulated machine.
+    /// Seconds that a run may take: many times what it takes on a quiet emulated machine.
     pub(crate) fn limit_s(&self) -> u64 {
-        20
+        match self.mode {
+            Mode::Truth => 30, // what has not heard of its peer's death by then never will
+            Mode::Latency | Mode::Rate | Mode::Connect => 60,
+        }
     }
 
     /// The options of `rdma-bench` and the floor, but for addresses and port.
