@@ -26,10 +26,12 @@ pub(crate) struct Payload {
 
 impl Payload {
     /// Nothing: what is sent lies in the work request itself.
-    pub(crate) const NONE: Payload = Payload {
-        first: None,
-        more: Vec::new(),
-    };
+    pub(crate) const fn none() -> Payload {
+        Payload {
+            first: None,
+            more: Vec::new(),
+        }
+    }
 
     #[inline]
     pub(crate) fn one(buf: Buf) -> Payload {
@@ -42,7 +44,7 @@ impl Payload {
     /// In the order in which they are sent.
     pub(crate) fn gather(mut bufs: Vec<Buf>) -> Payload {
         if bufs.is_empty() {
-            return Payload::NONE;
+            return Payload::none();
         }
         let first = Some(bufs.remove(0));
         Payload { first, more: bufs }
@@ -107,6 +109,7 @@ impl Received {
 }
 
 /// Turns a record that has ended into what its owner gets.
+#[inline]
 pub(crate) fn finish(finished: Finished<Payload>) -> Result<Completion, OpError> {
     let Finished {
         kind: op,
@@ -178,17 +181,19 @@ fn word(bytes: &[u8]) -> Option<u64> {
 #[must_use = "without its Operation the outcome of an operation is not known"]
 pub struct Operation {
     worker: Arc<WorkerInner>,
-    /// `None` once the result was handed out.
-    id: Option<WrId>,
+    ticket: Ticket,
     kind: OpKind,
 }
+
+/// What the result is had for; `None` once it was handed out.
+struct Ticket(Option<WrId>);
 
 impl Operation {
     #[inline]
     pub(crate) fn new(worker: Arc<WorkerInner>, id: WrId, kind: OpKind) -> Operation {
         Operation {
             worker,
-            id: Some(id),
+            ticket: Ticket(Some(id)),
             kind,
         }
     }
@@ -209,7 +214,7 @@ impl Operation {
     /// If the result was handed out before.
     #[inline]
     pub fn wait(mut self) -> Result<Completion, OpError> {
-        match wait::wait(&Arc::clone(&self.worker), &mut self, None) {
+        match wait::wait(&self.worker, &mut self.ticket, None) {
             Some(result) => result,
             None => unreachable!("a wait without a deadline does not time out"),
         }
@@ -226,7 +231,7 @@ impl Operation {
     ///
     /// If the result was handed out before.
     pub fn wait_deadline(&mut self, deadline: Instant) -> Result<Completion, WaitError> {
-        match wait::wait(&Arc::clone(&self.worker), self, Some(deadline)) {
+        match wait::wait(&self.worker, &mut self.ticket, Some(deadline)) {
             Some(result) => Ok(result?),
             None => Err(WaitError::TimedOut),
         }
@@ -235,37 +240,36 @@ impl Operation {
     /// Looks whether it has ended, without waiting. `None`: not yet, or the result was handed out.
     #[inline]
     pub fn try_result(&mut self) -> Option<Result<Completion, OpError>> {
-        self.id?;
-        let worker = Arc::clone(&self.worker);
-        worker.look(self)
+        self.ticket.0?;
+        self.worker.look(&mut self.ticket)
     }
 
     /// Whether the result was handed out.
     pub fn is_taken(&self) -> bool {
-        self.id.is_none()
+        self.ticket.0.is_none()
     }
 }
 
-impl Watch for Operation {
+impl Watch for Ticket {
     type Output = Result<Completion, OpError>;
 
     #[inline]
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
-        let id = self.id.expect("the result of an operation can be had once");
+        let id = self.0.expect("the result of an operation can be had once");
         let finished = state.tracker.take(id)?;
-        self.id = None;
+        self.0 = None;
         Some(finish(finished))
     }
 
     fn register(&mut self, state: &mut State, _key: u64, waker: Waker) -> Option<Waker> {
-        match self.id {
+        match self.0 {
             Some(id) => state.tracker.wake_on_end(id, waker),
             None => Some(waker),
         }
     }
 
     fn unregister(&mut self, state: &mut State, _key: u64) -> Option<Waker> {
-        self.id.and_then(|id| state.tracker.unwake(id))
+        self.0.and_then(|id| state.tracker.unwake(id))
     }
 }
 
@@ -273,14 +277,14 @@ impl Future for Operation {
     type Output = Result<Completion, OpError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let worker = Arc::clone(&self.worker);
-        wait::poll(&worker, &mut *self, 0, cx)
+        let Operation { worker, ticket, .. } = &mut *self;
+        wait::poll(worker, ticket, 0, cx)
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
+        if let Some(id) = self.ticket.0 {
             // What comes out is dropped after the lock is released: a waker is foreign code.
             drop(self.worker.with(|state| state.tracker.forget(id)));
         }
@@ -291,7 +295,7 @@ impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation")
             .field("kind", &self.kind)
-            .field("id", &self.id)
+            .field("id", &self.ticket.0)
             .finish()
     }
 }

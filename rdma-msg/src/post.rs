@@ -8,11 +8,15 @@
 
 #![allow(unsafe_code)] // discharges the posting contract of rdma-core-rs
 
+use std::mem::{self, MaybeUninit};
+use std::slice;
+
 use rdma_core_rs::{ProtectionDomain, QueuePair, RecvWr, RemoteRegion, SendWr, Sge};
 
 use crate::config::MAX_SGE;
 use crate::error::{OpKind, PostErrorKind};
 use crate::op::Payload;
+use crate::pool::Buf;
 use crate::tracker::{Begin, Claim, Full, LaneId, Tracker};
 use crate::wr_id::WrId;
 
@@ -81,14 +85,13 @@ pub(crate) struct Flags {
     pub(crate) signaled: bool,
 }
 
-/// One operation of the send queue, checked and ready to be posted.
+/// One operation of a batch, checked and ready to be posted.
 #[derive(Debug)]
-pub(crate) struct Request<'a> {
+pub(crate) struct Request {
     pub(crate) verb: Verb,
     pub(crate) flags: Flags,
+    /// One buffer at most; none once it is posted.
     pub(crate) payload: Payload,
-    /// Bytes that are copied into the work request, instead of a payload.
-    pub(crate) data: Option<&'a [u8]>,
 }
 
 /// The parts of a worker and an endpoint that posting needs.
@@ -109,29 +112,28 @@ pub(crate) enum Posted {
 }
 
 impl Poster<'_> {
-    /// Posts one request. If it is refused, nothing has changed and the payload comes back.
+    /// Posts one request. The payload is taken from its place only if it is accepted, so that nothing
+    /// is moved about on the way; if it is refused, nothing has changed. `data` are bytes that are
+    /// copied into the work request, instead of a payload.
     #[inline]
     pub(crate) fn send(
         &mut self,
-        request: Request<'_>,
+        verb: Verb,
+        flags: Flags,
+        payload: &mut Payload,
+        data: Option<&[u8]>,
         claim: Claim,
-    ) -> Result<Posted, (PostErrorKind, Payload)> {
-        let Request {
-            verb,
-            flags,
-            payload,
-            data,
-        } = request;
-        let mut room = empty_sges();
-        let sges = match self.sges(&payload, data, &mut room) {
-            Ok(sges) => sges,
-            Err(kind) => return Err((kind, payload)),
+    ) -> Result<Posted, PostErrorKind> {
+        let (one, mut many);
+        let sges: &[Sge] = if payload.more.is_empty() {
+            one = self.element(payload.first.as_ref(), data)?;
+            one.as_slice()
+        } else {
+            many = [Sge::unregistered(&[]); MAX_SGE as usize];
+            self.elements(payload, &mut many)?
         };
         let what = begin(verb.kind(), claim, sges, flags.signaled);
-        let id = match self.tracker.begin(self.lane, what, payload) {
-            Ok(id) => id,
-            Err((full, payload)) => return Err((full.into(), payload)),
-        };
+        let id = self.tracker.begin(self.lane, what, || mem::take(payload))?;
         let mut wr = verb
             .request(id, sges)
             .signaled(flags.signaled)
@@ -139,208 +141,164 @@ impl Poster<'_> {
             .solicited(flags.solicited)
             .inline(flags.inline || data.is_some());
         // SAFETY: the elements were cut from buffers that lie in regions of this queue pair's domain
-        // (checked in `sges`) and belong to the tracker's record since `begin`, which lets them go
+        // (checked in `element`) and belong to the tracker's record since `begin`, which lets them go
         // only on the completion of `id` or after the queue pair's destruction (I1). Bytes from
         // `data` are only posted with the inline flag, and are borrowed until this call returns.
         match unsafe { self.qp.post_send(&mut wr) } {
             Ok(()) => Ok(Posted::Yes(id)),
             Err(error) if error.may_be_posted() => Ok(Posted::Perhaps(id)),
-            Err(error) => Err((refused(error), self.take_back(id))),
+            Err(error) => {
+                *payload = self.take_back(id);
+                Err(PostErrorKind::Verbs(error))
+            }
         }
     }
 
-    /// Posts one receive, for the whole capacity of its buffer.
+    /// Posts one receive, for the whole capacity of its buffers; otherwise as [`send`](Self::send).
     #[inline]
     pub(crate) fn recv(
         &mut self,
-        payload: Payload,
+        payload: &mut Payload,
         claim: Claim,
-    ) -> Result<Posted, (PostErrorKind, Payload)> {
-        let mut room = empty_sges();
-        let sges = match self.recv_sges(&payload, &mut room) {
-            Ok(sges) => sges,
-            Err(kind) => return Err((kind, payload)),
-        };
-        let what = begin(OpKind::Receive, claim, sges, true);
-        let id = match self.tracker.begin(self.lane, what, payload) {
-            Ok(id) => id,
-            Err((full, payload)) => return Err((full.into(), payload)),
-        };
-        let mut wr = RecvWr::new(id.raw(), sges);
-        // SAFETY: as in `send`: the elements were cut from buffers of this domain that the tracker's
+    ) -> Result<Posted, PostErrorKind> {
+        let buf = payload.first.as_ref().ok_or(PostErrorKind::NoBuffer)?;
+        self.check_domain(buf)?;
+        let sges = [buf.slice().sge()];
+        let what = begin(OpKind::Receive, claim, &sges, true);
+        let id = self.tracker.begin(self.lane, what, || mem::take(payload))?;
+        let mut wr = RecvWr::new(id.raw(), &sges);
+        // SAFETY: as in `send`: the element was cut from a buffer of this domain that the tracker's
         // record owns until the completion or the queue pair's destruction (I1).
         match unsafe { self.qp.post_recv(&mut wr) } {
             Ok(()) => Ok(Posted::Yes(id)),
             Err(error) if error.may_be_posted() => Ok(Posted::Perhaps(id)),
-            Err(error) => Err((refused(error), self.take_back(id))),
+            Err(error) => {
+                *payload = self.take_back(id);
+                Err(PostErrorKind::Verbs(error))
+            }
         }
     }
 
-    /// Posts up to [`CHAIN`] requests with one doorbell. What was posted is pushed to `ids`; what was
-    /// not comes back with the reason, in order.
-    pub(crate) fn send_chain(
-        &mut self,
-        requests: &mut Vec<Request<'static>>,
-        ids: &mut Vec<WrId>,
-    ) -> Chained {
+    /// Posts up to [`CHAIN`] requests with one doorbell. The ids of those that were posted, the first
+    /// ones, are pushed to `ids`; the others keep their payloads.
+    pub(crate) fn send_chain(&mut self, requests: &mut [Request], ids: &mut Vec<WrId>) -> Chained {
         debug_assert!(requests.len() <= CHAIN);
-        let mut begun: [Option<(WrId, Verb, Flags)>; CHAIN] = [None; CHAIN];
-        let mut rooms = [const { None }; CHAIN];
-        let mut count = 0;
+        let before = ids.len();
+        let mut sges = [const { None }; CHAIN];
         let mut stopped = None;
-        let mut rest = Vec::new();
-        for request in requests.drain(..) {
-            if stopped.is_some() {
-                rest.push(request);
-                continue;
-            }
-            match self.begin_one(request, &mut rooms[count]) {
-                Ok(one) => {
-                    begun[count] = Some(one);
-                    count += 1;
-                }
-                Err((kind, request)) => {
+        for (request, sge) in requests.iter_mut().zip(&mut sges) {
+            match self.begin_one(request, sge) {
+                Ok(id) => ids.push(id),
+                Err(kind) => {
                     stopped = Some(kind);
-                    rest.push(request);
+                    break;
                 }
             }
         }
-        *requests = rest;
-        let posted = self.post_begun(&begun[..count], &rooms[..count]);
-        ids.extend(begun[..posted.count].iter().flatten().map(|(id, ..)| *id));
-        // The unposted tail, the last one first; so the buffers are put back in front in order.
-        for (id, verb, flags) in begun[posted.count..count].iter().rev().flatten() {
-            let payload = self.take_back(*id);
-            requests.insert(
-                0,
-                Request {
-                    verb: *verb,
-                    flags: *flags,
-                    payload,
-                    data: None,
-                },
-            );
+        let begun = ids.len() - before;
+        let mut chained = self.post_begun(&requests[..begun], &sges[..begun], &ids[before..]);
+        // The unposted tail is taken back, the last one first.
+        let tail = ids.drain(before + chained.posted..);
+        for (id, request) in tail.zip(&mut requests[chained.posted..begun]).rev() {
+            request.payload = self.take_back(id);
         }
-        Chained {
-            error: posted.error.or(stopped),
-            perhaps: posted.perhaps,
-        }
+        chained.error = chained.error.or(stopped);
+        chained
     }
 
-    #[allow(clippy::type_complexity)] // what is begun, or what is given back
+    #[inline]
     fn begin_one(
         &mut self,
-        mut request: Request<'static>,
-        room: &mut Option<([Sge; MAX_SGE as usize], usize)>,
-    ) -> Result<(WrId, Verb, Flags), (PostErrorKind, Request<'static>)> {
-        request.flags.signaled |= self.tracker.must_signal(self.lane);
-        let mut elements = empty_sges();
-        let (what, count) = match self.sges(&request.payload, None, &mut elements) {
-            Ok(sges) => (
-                begin(
-                    request.verb.kind(),
-                    Claim::Ticket,
-                    sges,
-                    request.flags.signaled,
-                ),
-                sges.len(),
-            ),
-            Err(kind) => return Err((kind, request)),
-        };
-        *room = Some((elements, count));
+        request: &mut Request,
+        sge: &mut Option<Sge>,
+    ) -> Result<WrId, PostErrorKind> {
         let Request {
             verb,
             flags,
             payload,
-            ..
         } = request;
-        match self.tracker.begin(self.lane, what, payload) {
-            Ok(id) => Ok((id, verb, flags)),
-            Err((full, payload)) => Err((
-                full.into(),
-                Request {
-                    verb,
-                    flags,
-                    payload,
-                    data: None,
-                },
-            )),
-        }
+        *sge = self.element(payload.first.as_ref(), None)?;
+        flags.signaled |= self.tracker.must_signal(self.lane);
+        let what = begin(verb.kind(), Claim::Ticket, sge.as_slice(), flags.signaled);
+        Ok(self.tracker.begin(self.lane, what, || mem::take(payload))?)
     }
 
-    fn post_begun(
-        &mut self,
-        begun: &[Option<(WrId, Verb, Flags)>],
-        rooms: &[Option<([Sge; MAX_SGE as usize], usize)>],
-    ) -> PostedChain {
-        let mut wrs: [SendWr<'_>; CHAIN] = std::array::from_fn(|i| {
-            let sges = match rooms.get(i) {
-                Some(Some((sges, count))) => &sges[..*count],
-                _ => &[],
-            };
-            match begun.get(i) {
-                Some(Some((id, verb, flags))) => verb
-                    .request(*id, sges)
+    /// Posts what was begun: `requests`, with their elements and ids.
+    fn post_begun(&mut self, requests: &[Request], sges: &[Option<Sge>], ids: &[WrId]) -> Chained {
+        let mut room = [const { MaybeUninit::<SendWr<'_>>::uninit() }; CHAIN];
+        for (wr, ((request, sge), id)) in room.iter_mut().zip(requests.iter().zip(sges).zip(ids)) {
+            let flags = request.flags;
+            wr.write(
+                request
+                    .verb
+                    .request(*id, sge.as_slice())
                     .signaled(flags.signaled)
                     .fence(flags.fence)
                     .solicited(flags.solicited)
                     .inline(flags.inline),
-                _ => SendWr::send(0, &[]),
-            }
-        });
+            );
+        }
+        let count = ids.len().min(CHAIN);
+        // SAFETY: the first `count` elements were just written: `requests`, `sges` and `ids` have
+        // that length.
+        let wrs = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), count) };
         // SAFETY: each element was cut from a buffer of this domain that its record owns since
         // `begin_one`, until its completion or the queue pair's destruction (I1).
-        match unsafe { self.qp.post_send_list(&mut wrs[..begun.len()]) } {
-            Ok(()) => PostedChain {
-                count: begun.len(),
-                error: None,
-                perhaps: false,
-            },
-            Err(error) if error.source.may_be_posted() => PostedChain {
-                count: begun.len(),
-                error: None,
-                perhaps: true,
-            },
-            Err(error) => {
-                let kind = refused(error.source);
-                PostedChain {
-                    count: error.posted,
-                    error: Some(kind),
-                    perhaps: false,
-                }
-            }
+        let (posted, error) = match unsafe { self.qp.post_send_list(wrs) } {
+            Ok(()) => (count, None),
+            Err(error) => (error.posted, Some(error.source)),
+        };
+        let perhaps = error.is_some_and(|error| error.may_be_posted());
+        Chained {
+            posted: if perhaps { count } else { posted },
+            error: error.filter(|_| !perhaps).map(PostErrorKind::Verbs),
+            perhaps,
         }
     }
 
-    /// The elements of a payload, after a look that each lies in this queue pair's domain.
+    /// The one element of an operation that has one buffer, or bytes of its own, or neither.
     #[inline]
-    fn sges<'s>(
+    fn element(
+        &self,
+        buf: Option<&Buf>,
+        data: Option<&[u8]>,
+    ) -> Result<Option<Sge>, PostErrorKind> {
+        let Some(buf) = buf else {
+            return data.map_or(Ok(None), |data| self.inline_element(data));
+        };
+        self.check_domain(buf)?;
+        // An element of no bytes says nothing, and some devices take it for 2^31 of them.
+        if buf.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(buf.slice().sge_range(..buf.len()).map_err(too_long)?))
+    }
+
+    #[inline]
+    fn inline_element(&self, data: &[u8]) -> Result<Option<Sge>, PostErrorKind> {
+        let limit = self.qp.caps().max_inline_data;
+        if data.len() > limit as usize {
+            let len = data.len() as u64;
+            return Err(PostErrorKind::TooLong {
+                len,
+                limit: limit.into(),
+                what: INLINE_LIMIT,
+            });
+        }
+        Ok((!data.is_empty()).then(|| Sge::unregistered(data)))
+    }
+
+    /// The elements of an operation with several buffers, at most [`MAX_SGE`].
+    #[inline(never)]
+    fn elements<'s>(
         &self,
         payload: &Payload,
-        data: Option<&[u8]>,
         room: &'s mut [Sge; MAX_SGE as usize],
     ) -> Result<&'s [Sge], PostErrorKind> {
         let mut count = 0;
-        if let Some(data) = data.filter(|data| !data.is_empty()) {
-            let limit = self.qp.caps().max_inline_data;
-            if data.len() > limit as usize {
-                let len = data.len() as u64;
-                return Err(PostErrorKind::TooLong {
-                    len,
-                    limit: limit.into(),
-                    what: INLINE_LIMIT,
-                });
-            }
-            room[0] = Sge::unregistered(data);
-            count = 1;
-        }
         for buf in payload.first.iter().chain(&payload.more) {
-            if !buf.slice().pd().is_same(self.pd) {
-                return Err(PostErrorKind::ForeignBuffer);
-            }
-            // An element of no bytes says nothing, and some devices take it for 2^31 of them.
-            if !buf.is_empty() {
-                room[count] = buf.slice().sge_range(..buf.len()).map_err(too_long)?;
+            if let Some(sge) = self.element(Some(buf), None)? {
+                room[count] = sge;
                 count += 1;
             }
         }
@@ -348,39 +306,28 @@ impl Poster<'_> {
     }
 
     #[inline]
-    fn recv_sges<'s>(
-        &self,
-        payload: &Payload,
-        room: &'s mut [Sge; MAX_SGE as usize],
-    ) -> Result<&'s [Sge], PostErrorKind> {
-        let mut count = 0;
-        for buf in payload.first.iter().chain(&payload.more) {
-            if !buf.slice().pd().is_same(self.pd) {
-                return Err(PostErrorKind::ForeignBuffer);
-            }
-            room[count] = buf.slice().sge();
-            count += 1;
+    fn check_domain(&self, buf: &Buf) -> Result<(), PostErrorKind> {
+        if buf.slice().pd().is_same(self.pd) {
+            Ok(())
+        } else {
+            Err(PostErrorKind::ForeignBuffer)
         }
-        Ok(&room[..count])
     }
 
+    #[cold]
     fn take_back(&mut self, id: WrId) -> Payload {
         self.tracker.abort(id).unwrap_or_default()
     }
 }
 
-/// What posting a chain came to, besides the ids and what is left.
+/// What posting a chain came to.
 pub(crate) struct Chained {
-    /// Why not everything was posted.
+    /// How many were posted, or may have been.
+    pub(crate) posted: usize,
+    /// Why not all.
     pub(crate) error: Option<PostErrorKind>,
     /// As [`Posted::Perhaps`].
     pub(crate) perhaps: bool,
-}
-
-struct PostedChain {
-    count: usize,
-    error: Option<PostErrorKind>,
-    perhaps: bool,
 }
 
 /// Requests that are posted with one doorbell.
@@ -397,11 +344,6 @@ fn begin(kind: OpKind, claim: Claim, sges: &[Sge], signaled: bool) -> Begin {
     }
 }
 
-#[inline]
-fn empty_sges() -> [Sge; MAX_SGE as usize] {
-    [Sge::unregistered(&[]); MAX_SGE as usize]
-}
-
 const INLINE_LIMIT: &str = "the bytes a work request of this endpoint can carry";
 
 #[cold]
@@ -412,11 +354,6 @@ fn too_long(range: rdma_core_rs::OutOfRange) -> PostErrorKind {
         limit,
         what: "the length of one element",
     }
-}
-
-#[cold]
-fn refused(error: rdma_core_rs::PostError) -> PostErrorKind {
-    PostErrorKind::Verbs(error)
 }
 
 impl From<Full> for PostErrorKind {

@@ -341,12 +341,18 @@ impl<B> Tracker<B> {
         self.reap_lane(lane.0);
     }
 
-    /// Starts to track an operation, which takes `buf` over; its id goes into the work request.
+    /// Starts to track an operation, which takes over what `buf` gives; its id goes into the work
+    /// request.
     ///
     /// Must come before the post: its completion can be polled before the post returns. On failure
-    /// nothing changed and the buffer comes back.
+    /// nothing changed and `buf` was not asked.
     #[inline]
-    pub(crate) fn begin(&mut self, lane: LaneId, what: Begin, buf: B) -> Result<WrId, (Full, B)> {
+    pub(crate) fn begin(
+        &mut self,
+        lane: LaneId,
+        what: Begin,
+        buf: impl FnOnce() -> B,
+    ) -> Result<WrId, Full> {
         let index = lane.0;
         let state = &mut self.lanes[index as usize];
         let depth = match what.kind {
@@ -356,11 +362,11 @@ impl<B> Tracker<B> {
         };
         if state.queue(what.kind).len >= depth {
             state.tally.queue_full += 1;
-            return Err((Full::Queue(queue_of(what.kind), depth), buf));
+            return Err(Full::Queue(queue_of(what.kind), depth));
         }
         if state.records >= state.limits.records || self.free == NONE {
             state.tally.queue_full += 1;
-            return Err((Full::Records(state.limits.records), buf));
+            return Err(Full::Records(state.limits.records));
         }
         state.records += 1;
         state.tally.posted[what.kind as usize] += 1;
@@ -380,7 +386,7 @@ impl<B> Tracker<B> {
         );
         let entry = &mut self.slots[slot as usize];
         entry.record = Some(Record {
-            buf,
+            buf: buf(),
             waker: None,
             state: State::Posted,
             lane: index,
@@ -889,7 +895,7 @@ impl<B> Tracker<B> {
     }
 
     /// Empties the slot of an unlinked record; from here on its id means nothing (I2).
-    #[inline]
+    #[inline(always)] // saves moving the record
     fn free_slot(&mut self, slot: u32) -> Record<B> {
         let entry = &mut self.slots[slot as usize];
         let record = entry

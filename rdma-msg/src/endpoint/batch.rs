@@ -31,7 +31,9 @@ use crate::wr_id::WrId;
 pub struct Batch<'a> {
     endpoint: &'a Endpoint,
     options: OpOptions,
-    requests: Vec<Request<'static>>,
+    requests: Vec<Request>,
+    /// Ids of what was just posted; kept for its allocation.
+    ids: Vec<WrId>,
 }
 
 impl<'a> Batch<'a> {
@@ -40,6 +42,7 @@ impl<'a> Batch<'a> {
             endpoint,
             options: OpOptions::default(),
             requests: Vec::new(),
+            ids: Vec::new(),
         }
     }
 
@@ -165,72 +168,79 @@ impl<'a> Batch<'a> {
             verb,
             flags,
             payload: Payload::one(buf),
-            data: None,
         });
         Ok(())
     }
 
-    /// Posts what was collected, in order, as far as the queue takes it. The batch can be filled
-    /// again afterwards.
+    /// Posts what was collected, in order, as far as the queue takes it. The batch is empty afterwards
+    /// and can be filled again.
     #[must_use = "what was not posted is in it"]
     pub fn post(&mut self) -> PostedBatch {
-        let Endpoint { worker, index, .. } = self.endpoint;
-        let mut requests = std::mem::take(&mut self.requests);
-        let mut ids = Vec::with_capacity(requests.len());
-        let kinds: Vec<OpKind> = requests.iter().map(|request| request.verb.kind()).collect();
-        let error = worker
-            .inner
-            .with(|state| state.post_batch(*index, &mut requests, &mut ids));
-        let operations = ids
-            .into_iter()
-            .zip(kinds)
-            .map(|(id, kind)| Operation::new(Arc::clone(&worker.inner), id, kind))
-            .collect();
-        let unposted = requests.into_iter().map(Unposted::new).collect();
+        let mut operations = Vec::with_capacity(self.len());
+        let error = self.post_into(&mut operations).err();
+        let unposted = self.take_unposted().collect();
         PostedBatch {
             operations,
             unposted,
             error,
         }
     }
+
+    /// As [`post`](Self::post), for loops that must not allocate: adds the accepted operations to
+    /// `operations`, which can be used again like the batch itself.
+    ///
+    /// # Errors
+    ///
+    /// Why not all were posted. Exactly the rest stays in the batch: to be posted later, or taken with
+    /// [`take_unposted`](Self::take_unposted).
+    pub fn post_into(&mut self, operations: &mut Vec<Operation>) -> Result<(), PostErrorKind> {
+        let Batch {
+            endpoint: Endpoint { worker, index, .. },
+            requests,
+            ids,
+            ..
+        } = self;
+        let result = worker
+            .inner
+            .with(|state| state.post_batch(*index, requests, ids));
+        let posted = requests.drain(..ids.len()).zip(ids.drain(..));
+        operations.extend(posted.map(|(request, id)| {
+            Operation::new(Arc::clone(&worker.inner), id, request.verb.kind())
+        }));
+        result
+    }
+
+    /// Takes what the batch holds, in order.
+    pub fn take_unposted(&mut self) -> impl Iterator<Item = Unposted> + '_ {
+        self.requests.drain(..).map(Unposted::new)
+    }
 }
 
 impl State {
-    /// Posts a batch in chains. What was not posted is left in `requests`, with the reason.
+    /// Posts a batch in chains. The ids of what was posted, the first ones, are pushed to `ids`.
     fn post_batch(
         &mut self,
         index: u32,
-        requests: &mut Vec<Request<'static>>,
+        requests: &mut [Request],
         ids: &mut Vec<WrId>,
-    ) -> Option<PostErrorKind> {
-        if let Err(kind) = self.takes_sends(index) {
-            return (!requests.is_empty()).then_some(kind);
-        }
-        while !requests.is_empty() {
-            let rest = requests.split_off(requests.len().min(CHAIN));
+    ) -> Result<(), PostErrorKind> {
+        for chain in requests.chunks_mut(CHAIN) {
+            self.takes_sends(index)?;
             // Who waits for any of them hears of it by the last one at the latest.
-            if let Some(last) = requests.last_mut() {
+            if let Some(last) = chain.last_mut() {
                 last.flags.signaled = true;
             }
-            let chained = match self.poster(index) {
-                Ok(mut poster) => poster.send_chain(requests, ids),
-                Err(kind) => {
-                    requests.extend(rest);
-                    return Some(kind);
-                }
-            };
-            requests.extend(rest);
+            let chained = self.poster(index)?.send_chain(chain, ids);
             if chained.perhaps {
                 self.doorbell_failed(index);
                 self.attend();
-                return None;
             }
-            if chained.error.is_some() {
+            if let Some(kind) = chained.error {
                 self.signal_tail(index);
-                return chained.error;
+                return Err(kind);
             }
         }
-        None
+        Ok(())
     }
 
     /// The signaled end of a chain was refused: what was posted before it would never be heard of.
@@ -293,7 +303,7 @@ pub struct Unposted {
 }
 
 impl Unposted {
-    fn new(request: Request<'static>) -> Unposted {
+    fn new(request: Request) -> Unposted {
         let op = request.verb.kind();
         let buf = if op.is_atomic() {
             None

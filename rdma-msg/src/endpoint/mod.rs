@@ -26,7 +26,7 @@ use crate::error::{
 use crate::lifecycle;
 use crate::op::{Operation, Payload, Received};
 use crate::pool::{Buf, PoolError};
-use crate::post::{Flags, Posted, Request, Verb};
+use crate::post::{Flags, Posted, Verb};
 use crate::stats::{EndpointStats, OpStats};
 use crate::tracker::Claim;
 use crate::wait::{self, Watch, new_key};
@@ -593,11 +593,7 @@ impl With<'_> {
     }
 
     pub fn send_gather(&self, bufs: Vec<Buf>) -> Result<Operation, PostError<Vec<Buf>>> {
-        if bufs.is_empty() {
-            return Err(PostError::new(PostErrorKind::NoBuffer, bufs));
-        }
-        self.post(Verb::Send, Payload::gather(bufs), None)
-            .map_err(|error| error.map(Payload::into_bufs))
+        self.gather(Verb::Send, bufs)
     }
 
     #[inline]
@@ -630,11 +626,7 @@ impl With<'_> {
         bufs: Vec<Buf>,
         remote: RemoteRegion,
     ) -> Result<Operation, PostError<Vec<Buf>>> {
-        if bufs.is_empty() {
-            return Err(PostError::new(PostErrorKind::NoBuffer, bufs));
-        }
-        self.post(Verb::Write(remote), Payload::gather(bufs), None)
-            .map_err(|error| error.map(Payload::into_bufs))
+        self.gather(Verb::Write(remote), bufs)
     }
 
     #[inline]
@@ -664,44 +656,54 @@ impl With<'_> {
 
     #[inline]
     fn one(&self, verb: Verb, buf: Buf) -> Result<Operation, PostError<Buf>> {
-        self.post(verb, Payload::one(buf), None).map_err(|error| {
-            error.map(|payload| {
-                payload
-                    .first
-                    .expect("the payload that was refused has its buffer")
-            })
-        })
+        let mut payload = Payload::one(buf);
+        match self.post(verb, &mut payload, None) {
+            Ok(operation) => Ok(operation),
+            Err(kind) => Err(PostError::new(kind, refused(payload))),
+        }
+    }
+
+    fn gather(&self, verb: Verb, bufs: Vec<Buf>) -> Result<Operation, PostError<Vec<Buf>>> {
+        if bufs.is_empty() {
+            return Err(PostError::new(PostErrorKind::NoBuffer, bufs));
+        }
+        let mut payload = Payload::gather(bufs);
+        match self.post(verb, &mut payload, None) {
+            Ok(operation) => Ok(operation),
+            Err(kind) => Err(PostError::new(kind, payload.into_bufs())),
+        }
     }
 
     #[inline]
     fn slice(&self, verb: Verb, bytes: &[u8]) -> Result<Operation, PostError<()>> {
+        let refused = |kind| PostError::new(kind, ());
         if bytes.len() <= self.endpoint.max_inline() {
-            return self
-                .post(verb, Payload::NONE, Some(bytes))
-                .map_err(|error| error.map(drop));
+            let posted = self.post(verb, &mut Payload::none(), Some(bytes));
+            return posted.map_err(refused);
         }
-        let mut buf = self
-            .endpoint
-            .alloc(bytes.len())
-            .map_err(|error| PostError::new(error, ()))?;
+        let buf = self.endpoint.alloc(bytes.len());
+        let mut buf = buf.map_err(|error| refused(error.into()))?;
         buf.copy_from_slice(bytes);
-        self.one(verb, buf).map_err(|error| error.map(drop))
+        let posted = self.post(verb, &mut Payload::one(buf), None);
+        posted.map_err(refused)
     }
 
     fn atomic(&self, verb: Verb) -> Result<Operation, PostError<()>> {
+        let refused = |kind| PostError::new(kind, ());
         let cell = self.endpoint.worker.inner.cell();
-        let cell = cell.map_err(|error| PostError::new(error, ()))?;
-        self.post(verb, Payload::one(cell), None)
-            .map_err(|error| error.map(drop))
+        let cell = cell.map_err(|error| refused(error.into()))?;
+        let posted = self.post(verb, &mut Payload::one(cell), None);
+        posted.map_err(refused)
     }
 
+    /// Posts one operation. The payload stays where it is unless the operation is accepted.
     #[inline]
     fn post(
         &self,
         verb: Verb,
-        payload: Payload,
+        payload: &mut Payload,
         data: Option<&[u8]>,
-    ) -> Result<Operation, PostError<Payload>> {
+    ) -> Result<Operation, PostErrorKind> {
         let Endpoint {
             worker,
             index,
@@ -709,9 +711,7 @@ impl With<'_> {
             ..
         } = self.endpoint;
         let len = data.map_or_else(|| payload.len(), |data| data.len() as u64);
-        if let Err(kind) = rules.check(&verb, len, payload.count(), self.options) {
-            return Err(PostError::new(kind, payload));
-        }
+        rules.check(&verb, len, payload.count(), self.options)?;
         let OpOptions {
             fence,
             solicited,
@@ -723,27 +723,20 @@ impl With<'_> {
             inline,
             signaled: true,
         };
-        let posted = worker.inner.with(|state| {
-            if let Err(kind) = state.takes_sends(*index) {
-                return Err((kind, payload));
-            }
-            let request = Request {
-                verb,
-                flags,
-                payload,
-                data,
-            };
-            match state.poster(*index) {
-                Ok(mut poster) => poster.send(request, Claim::Ticket),
-                Err(kind) => Err((kind, request.payload)),
-            }
-            .map(|posted| state.accept(*index, posted))
-        });
-        match posted {
-            Ok(id) => Ok(Operation::new(Arc::clone(&worker.inner), id, verb.kind())),
-            Err((kind, payload)) => Err(PostError::new(kind, payload)),
-        }
+        let id = worker.inner.with(|state| {
+            state.takes_sends(*index)?;
+            let mut poster = state.poster(*index)?;
+            let posted = poster.send(verb, flags, payload, data, Claim::Ticket)?;
+            Ok::<_, PostErrorKind>(state.accept(*index, posted))
+        })?;
+        Ok(Operation::new(Arc::clone(&worker.inner), id, verb.kind()))
     }
+}
+
+#[cold]
+fn refused(payload: Payload) -> Buf {
+    let buf = payload.first;
+    buf.expect("the payload that was refused has its buffer")
 }
 
 impl Payload {
@@ -846,25 +839,15 @@ pub(crate) fn post_recv(
     index: u32,
     buf: Buf,
 ) -> Result<Operation, PostError<Buf>> {
+    let mut payload = Payload::one(buf);
     let posted = worker.with(|state| {
-        let payload = Payload::one(buf);
-        if let Err(kind) = state.takes_receives(index) {
-            return Err((kind, payload));
-        }
-        match state.poster(index) {
-            Ok(mut poster) => poster.recv(payload, Claim::Ticket),
-            Err(kind) => Err((kind, payload)),
-        }
-        .map(|posted| state.accept(index, posted))
+        state.takes_receives(index)?;
+        let posted = state.poster(index)?.recv(&mut payload, Claim::Ticket)?;
+        Ok::<_, PostErrorKind>(state.accept(index, posted))
     });
     match posted {
         Ok(id) => Ok(Operation::new(Arc::clone(worker), id, OpKind::Receive)),
-        Err((kind, payload)) => {
-            let buf = payload
-                .first
-                .expect("the payload that was refused has its buffer");
-            Err(PostError::new(kind, buf))
-        }
+        Err(kind) => Err(PostError::new(kind, refused(payload))),
     }
 }
 

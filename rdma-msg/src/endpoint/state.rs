@@ -17,7 +17,7 @@ use crate::handshake;
 use crate::lifecycle::{self, Actions, Input};
 use crate::op::{Payload, Received};
 use crate::pool::Buf;
-use crate::post::{Flags, Posted, Poster, Request, Verb};
+use crate::post::{Flags, Posted, Poster, Verb};
 use crate::tracker::{Claim, LaneId, LaneLimits, Success, Tally};
 use crate::wait::Waiters;
 use crate::worker::State;
@@ -544,22 +544,23 @@ impl State {
 
     /// Posts a write of length zero, which only asks for an acknowledgement.
     pub(crate) fn probe(&mut self, index: u32) {
-        let request = Request {
-            verb: Verb::Probe,
-            flags: Flags {
-                signaled: true,
-                ..Flags::default()
-            },
-            payload: Payload::NONE,
-            data: None,
+        let flags = Flags {
+            signaled: true,
+            ..Flags::default()
         };
         let Ok(mut poster) = self.poster(index) else {
             return;
         };
-        match poster.send(request, Claim::Nobody) {
+        match poster.send(
+            Verb::Probe,
+            flags,
+            &mut Payload::none(),
+            None,
+            Claim::Nobody,
+        ) {
             Ok(Posted::Yes(_)) => {}
             Ok(Posted::Perhaps(_)) => self.doorbell_failed(index),
-            Err((kind, _)) => {
+            Err(kind) => {
                 log::warn!("a probe could not be posted: {kind}");
                 self.endpoints[index as usize]
                     .bad_news
@@ -844,7 +845,8 @@ impl State {
     }
 
     fn post_managed(&mut self, index: u32, buf: Buf) -> Result<(), PostErrorKind> {
-        let posted = self.poster(index)?.recv(Payload::one(buf), Claim::Inbox);
+        let mut payload = Payload::one(buf);
+        let posted = self.poster(index)?.recv(&mut payload, Claim::Inbox);
         let ep = &mut self.endpoints[index as usize];
         match posted {
             Ok(Posted::Yes(_)) => ep.missing -= 1,
@@ -852,7 +854,7 @@ impl State {
                 ep.missing -= 1;
                 self.doorbell_failed(index);
             }
-            Err((kind, _)) => {
+            Err(kind) => {
                 log::error!("a receive could not be posted: {kind}");
                 ep.missing = 0;
                 ep.bad_news.get_or_insert(Cause::QueuePairError);
