@@ -140,6 +140,7 @@ impl Poster<'_> {
             .fence(flags.fence)
             .solicited(flags.solicited)
             .inline(flags.inline || data.is_some());
+        self.tracker.rings(self.lane);
         // SAFETY: the elements were cut from buffers that lie in regions of this queue pair's domain
         // (checked in `element`) and belong to the tracker's record since `begin`, which lets them go
         // only on the completion of `id` or after the queue pair's destruction (I1). Bytes from
@@ -239,6 +240,7 @@ impl Poster<'_> {
             );
         }
         let count = ids.len().min(CHAIN);
+        self.tracker.rings(self.lane);
         // SAFETY: the first `count` elements were just written: `requests`, `sges` and `ids` have
         // that length.
         let wrs = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), count) };

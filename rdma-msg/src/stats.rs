@@ -30,6 +30,8 @@ pub struct OpStats {
     pub bytes_in: u64,
     /// Posts that were refused because a queue was full.
     pub queue_full: u64,
+    /// Times the device was told of new work in a send queue, one for each post or chain.
+    pub doorbells: u64,
 }
 
 impl OpStats {
@@ -38,6 +40,7 @@ impl OpStats {
             bytes_out: tally.bytes_out,
             bytes_in: tally.bytes_in,
             queue_full: tally.queue_full,
+            doorbells: tally.doorbells,
             ..OpStats::default()
         };
         for (index, kind) in stats.kinds.iter_mut().enumerate() {
@@ -93,11 +96,13 @@ impl fmt::Display for OpStats {
             bytes_out,
             bytes_in,
             queue_full,
+            doorbells,
             ..
         } = self;
         write!(
             f,
-            "{bytes_out} bytes out, {bytes_in} bytes in, queue full {queue_full} times"
+            "{bytes_out} bytes out, {bytes_in} bytes in, queue full {queue_full} times, \
+             {doorbells} doorbells"
         )
     }
 }
@@ -136,6 +141,8 @@ pub struct WorkerStats {
     pub ops: OpStats,
     /// Completions that matched no operation and were ignored. Anything but 0 is worth a look.
     pub stale: u64,
+    /// Completions taken from the completion queue.
+    pub completions: u64,
     /// Polls of the completion queue.
     pub polls: u64,
     /// Polls that found nothing.
@@ -158,6 +165,7 @@ impl WorkerStats {
         WorkerStats {
             ops: OpStats::new(tally),
             stale,
+            completions: counters.completions,
             polls: counters.polls,
             empty_polls: counters.empty_polls,
             sleeps: counters.sleeps,

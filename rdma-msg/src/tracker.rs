@@ -156,6 +156,8 @@ pub(crate) struct Tally {
     pub(crate) bytes_out: u64,
     pub(crate) bytes_in: u64,
     pub(crate) queue_full: u64,
+    /// Calls of ibv_post_send.
+    pub(crate) doorbells: u64,
 }
 
 impl Tally {
@@ -174,6 +176,7 @@ impl Tally {
         self.bytes_out += other.bytes_out;
         self.bytes_in += other.bytes_in;
         self.queue_full += other.queue_full;
+        self.doorbells += other.doorbells;
     }
 }
 
@@ -491,6 +494,12 @@ impl<B> Tracker<B> {
                 release(buf);
             }
         }
+    }
+
+    /// Counts a call that hands requests of the send queue to the device.
+    #[inline]
+    pub(crate) fn rings(&mut self, lane: LaneId) {
+        self.lanes[lane.0 as usize].tally.doorbells += 1;
     }
 
     /// Visits the buffers of everything that is in flight.

@@ -345,6 +345,7 @@ impl Drop for WorkerInner {
 /// Counters of what is not about one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
+    pub(crate) completions: u64,
     pub(crate) polls: u64,
     pub(crate) empty_polls: u64,
     pub(crate) sleeps: u64,
@@ -477,6 +478,7 @@ impl State {
                 break;
             }
         }
+        self.counters.completions += total as u64;
         self.counters.empty_polls += u64::from(total == 0);
         total
     }

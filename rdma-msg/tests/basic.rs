@@ -335,6 +335,33 @@ fn a_batch_is_posted_with_one_doorbell() {
 }
 
 #[test]
+fn what_did_not_fit_stays_in_the_batch_and_can_be_posted_later() {
+    let _fabric = Fabric::new();
+    let (client, server) = pair();
+    let mut batch = client.batch();
+    (0..10u8).for_each(|i| batch.send(filled(&client, &[i])).unwrap());
+    let mut operations = Vec::new();
+
+    let error = batch.post_into(&mut operations).unwrap_err();
+
+    assert!(matches!(error, PostErrorKind::QueueFull { .. }), "{error}");
+    assert_eq!((operations.len(), batch.len()), (8, 2));
+    for operation in operations.drain(..) {
+        operation.wait().unwrap();
+    }
+    // Makes the peer post receives again.
+    (0..8u8).for_each(|i| assert_eq!(server.recv().unwrap().buf[0], i));
+    batch.post_into(&mut operations).unwrap();
+    assert_eq!((operations.len(), batch.len()), (2, 0));
+    operations
+        .into_iter()
+        .for_each(|operation| drop(operation.wait().unwrap()));
+    (8..10u8).for_each(|i| assert_eq!(server.recv().unwrap().buf[0], i));
+    let stats = client.stats().ops;
+    assert_eq!((stats.doorbells, stats.all().succeeded), (2, 10));
+}
+
+#[test]
 fn a_batch_that_does_not_fit_gives_back_exactly_the_rest() {
     let _fabric = Fabric::new();
     let (client, _server) = pair();
