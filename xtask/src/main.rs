@@ -9,6 +9,7 @@ mod lab;
 mod native;
 mod pingpong;
 mod process;
+mod scratch;
 mod setup;
 mod test;
 mod workspace;

@@ -13,7 +13,7 @@ mod module;
 mod terminal;
 mod wire;
 
-use crate::interrupt::{AtInterrupt, at_interrupt};
+use crate::scratch::Scratch;
 use accel::{Kvm, Verdict};
 use anyhow::{Context, Result, bail};
 use guest::{Accelerator, Guest};
@@ -81,7 +81,7 @@ impl Lab {
     pub(crate) fn run_with(&self, argv: &[OsString], output: &mut dyn Output) -> Result<i32> {
         let called = Instant::now();
         let cache = cache()?;
-        let folder = RunFolder::new(&cache)?;
+        let folder = Scratch::new(&cache.join("runs"))?;
         let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
         let boot = Boot::prepare(&kernel, &self.shape, &folder)?;
         let (mut guest, accelerator, release) = boot.start(&Verdict::in_cache(&cache))?;
@@ -211,7 +211,7 @@ struct Boot<'a> {
 }
 
 impl<'a> Boot<'a> {
-    fn prepare(kernel: &'a Kernel, shape: &'a Shape, folder: &'a RunFolder) -> Result<Boot<'a>> {
+    fn prepare(kernel: &'a Kernel, shape: &'a Shape, folder: &'a Scratch) -> Result<Boot<'a>> {
         let archive = initramfs::build(&kernel.modules, &folder.own_program()?)?;
         let (folder, initramfs) = (folder.path(), folder.path().join("initramfs"));
         fs::write(&initramfs, archive)?;
@@ -341,55 +341,4 @@ fn feed(guest: &Guest, stdin: bool, on_terminal: bool) -> Result<()> {
 fn send(line: &Mutex<impl Write>, frame: &Frame) -> io::Result<()> {
     let mut line = line.lock().map_err(|_| io::ErrorKind::BrokenPipe)?;
     frame.write_to(&mut *line)
-}
-
-/// A folder for the files of one run, removed at its end.
-struct RunFolder {
-    path: PathBuf,
-    _at_interrupt: AtInterrupt,
-}
-
-impl RunFolder {
-    fn new(cache: &Path) -> Result<RunFolder> {
-        let runs = cache.join("runs");
-        fs::create_dir_all(&runs)?;
-        remove_leftovers(&runs);
-        let folder = runs.join(std::process::id().to_string());
-        fs::create_dir_all(&folder)?;
-        let path = folder.clone();
-        let _at_interrupt = at_interrupt(move || drop(fs::remove_dir_all(&folder)))?;
-        Ok(RunFolder {
-            path,
-            _at_interrupt,
-        })
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// This program under a name of its own, so that a build at the same time does not change it under the
-    /// running guest.
-    fn own_program(&self) -> Result<PathBuf> {
-        let (program, copy) = (std::env::current_exe()?, self.path.join("xtask"));
-        if fs::hard_link(&program, &copy).is_err() {
-            fs::copy(&program, &copy)?;
-        }
-        Ok(copy)
-    }
-}
-
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-/// Removes the folders of runs whose process was killed before it could.
-fn remove_leftovers(runs: &Path) {
-    for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
-        if !Path::new("/proc").join(entry.file_name()).exists() {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
 }

@@ -10,11 +10,12 @@ mod suite;
 
 use crate::cargo::cargo;
 use crate::lab::{Lab, Shape, Source};
+use crate::scratch::Scratch;
 use crate::setup::{self, Consent, Purpose};
+use crate::workspace;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 use suite::{Place, Suite};
 
@@ -140,7 +141,11 @@ impl Run {
             return self.rxe_natively(tests, tally);
         }
         for series in &self.kernels {
-            self.rxe_in_lab(series, tests, tally)?;
+            // A kernel that cannot be had must not hide what the other shows.
+            if let Err(error) = self.rxe_in_lab(series, tests, tally) {
+                let place = series.as_deref().unwrap_or("the usual kernel");
+                tally.fail(format!("rxe on {place}: {error:#}"));
+            }
         }
         Ok(())
     }
@@ -159,7 +164,7 @@ impl Run {
         let mut left = tests.to_vec();
         for _ in 0..BOOTS {
             let mut progress = rxe::Progress::new(&place, &left);
-            let plan = Plan::write(&left)?;
+            let folder = scratch()?;
             let lab = Lab {
                 kernel: Source::Archive(series.clone()),
                 shape: Shape::default(),
@@ -168,7 +173,7 @@ impl Run {
                 silence: Some(self.patience + Duration::from_secs(60)),
                 stdin: false,
             };
-            let ended = match lab.run_with(&self.inside(&plan)?, &mut progress) {
+            let ended = match lab.run_with(&self.inside(&left, &folder)?, &mut progress) {
                 Ok(0) => "the tests' runner ended before the test".to_owned(),
                 Ok(status) => format!("the guest's test runner ended with status {status}"),
                 Err(error) => format!("{error:#}"),
@@ -199,8 +204,9 @@ impl Run {
     fn rxe_natively(&self, tests: &[rxe::Test], tally: &mut Tally) -> Result<()> {
         println!("\nrxe on this machine's devices: {} tests", tests.len());
         let mut progress = rxe::Progress::new("native", tests);
-        let plan = Plan::write(tests)?;
-        let ended = crate::native::run_with(&self.inside(&plan)?, self.consent, &mut progress)?;
+        let folder = scratch()?;
+        let argv = self.inside(tests, &folder)?;
+        let ended = crate::native::run_with(&argv, self.consent, &mut progress)?;
         progress.end(&format!("the test runner ended with {ended}"));
         progress.abandon("not run: the test runner ended before");
         tally.passed += progress.passed;
@@ -208,42 +214,28 @@ impl Run {
         Ok(())
     }
 
-    /// This program, as the runner next to the devices.
-    fn inside(&self, plan: &Plan) -> Result<Vec<OsString>> {
-        let program = std::env::current_exe().context("where am I?")?;
+    /// This program, as the runner of the tests next to the devices.
+    fn inside(&self, tests: &[rxe::Test], folder: &Scratch) -> Result<Vec<OsString>> {
+        let plan = folder.path().join("plan");
+        fs::write(&plan, rxe::plan(tests))?;
+        let program = folder.own_program()?.into();
         let patience = self.patience.as_secs().to_string();
         Ok(vec![
-            program.into(),
+            program,
             "rxe-tests".into(),
-            plan.0.clone().into(),
+            plan.into(),
             patience.into(),
         ])
     }
 }
 
+/// The folder for what the runner next to the devices needs.
+fn scratch() -> Result<Scratch> {
+    Scratch::new(&workspace::target().join("xtask"))
+}
+
 /// So many guests may die before the rest is given up.
 const BOOTS: usize = 5;
-
-/// The file with the tests to run inside, removed at the end.
-struct Plan(PathBuf);
-
-impl Plan {
-    fn write(tests: &[rxe::Test]) -> Result<Plan> {
-        let folder = crate::workspace::target().join("xtask");
-        fs::create_dir_all(&folder)?;
-        let path = folder
-            .canonicalize()?
-            .join(format!("rxe-plan-{}", std::process::id()));
-        fs::write(&path, rxe::plan(tests))?;
-        Ok(Plan(path))
-    }
-}
-
-impl Drop for Plan {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
 
 fn doc_test_names(filter: Option<&str>) -> Result<Vec<String>> {
     let list = "test --quiet --workspace --doc --all-features -- --list --format terse";
