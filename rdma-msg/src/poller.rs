@@ -44,6 +44,14 @@ impl Batch {
     }
 }
 
+/// Level-triggered, so that a kick which one thread sees is still there for the one it is meant for.
+/// Miri knows edges only; they do as long as one thread waits.
+const FLAGS: epoll::EventFlags = if cfg!(miri) {
+    epoll::EventFlags::IN.union(epoll::EventFlags::ET)
+} else {
+    epoll::EventFlags::IN
+};
+
 const COMPLETIONS: u64 = u64::MAX;
 const KICK: u64 = u64::MAX - 1;
 
@@ -73,7 +81,7 @@ impl Poller {
 
     fn add(&self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         let data = epoll::EventData::new_u64(data);
-        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+        Ok(epoll::add(&self.epoll, fd, data, FLAGS)?)
     }
 
     /// Waits until something is ready or `timeout` (`None`: for ever) has passed.

@@ -797,7 +797,7 @@ impl Drop for Token {
 }
 
 fn cases() -> u32 {
-    if cfg!(miri) { 8 } else { 500 }
+    if cfg!(miri) { 2 } else { 500 }
 }
 
 proptest! {
@@ -806,7 +806,7 @@ proptest! {
     /// Whatever happens in whatever order, the tracker does what the obvious model does: every
     /// operation ends once, every buffer is in exactly one place, and no count drifts.
     #[test]
-    fn the_tracker_behaves_like_its_model(steps in prop::collection::vec(step(), 1..200)) {
+    fn the_tracker_behaves_like_its_model(steps in prop::collection::vec(step(), 1..if cfg!(miri) { 40 } else { 200 })) {
         const DEPTH: [u32; 2] = [4, 3];
         let dropped = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
         let mut tracker = Tracker::new(100);

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use rdma_msg::{Buf, Endpoint, EndpointConfig, Listener, Receive, Wait};
+use rdma_msg::{Buf, Endpoint, EndpointConfig, Listener, Receive, Wait, Worker, WorkerConfig};
 
 /// A time that is long enough for everything, and ends a test that hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
@@ -41,12 +41,36 @@ pub(crate) fn any_port(device: u8) -> SocketAddr {
 /// A client and a server with these settings.
 pub(crate) fn pair_with(client: &EndpointConfig, server: &EndpointConfig) -> (Endpoint, Endpoint) {
     let listener = Listener::bind(any_port(2), server).unwrap();
+    if cfg!(miri) {
+        return pair_by_polling(client, &listener);
+    }
     let addr = listener.local_addr();
     thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
         let connected = Endpoint::connect(addr, client).unwrap();
         (connected, accepting.join().unwrap())
     })
+}
+
+/// The same without a blocking accept: Miri has no poll(2).
+fn pair_by_polling(client: &EndpointConfig, listener: &Listener) -> (Endpoint, Endpoint) {
+    let config = WorkerConfig {
+        buf_size: 512,
+        buf_count: 64,
+        ..WorkerConfig::default()
+    };
+    let workers = [1, 2].map(|device| Worker::for_addr(any_port(device), &config).unwrap());
+    let connecting = Endpoint::connect_with(&workers[0], listener.local_addr(), client).unwrap();
+    let incoming = loop {
+        workers[0].poll();
+        workers[0].prepare_wait();
+        if let Some(incoming) = listener.try_accept().unwrap() {
+            break incoming;
+        }
+    };
+    let accepting = incoming.accept_with(&workers[1]).unwrap();
+    let connected = connecting.wait().unwrap();
+    (connected, accepting.wait().unwrap())
 }
 
 pub(crate) fn pair() -> (Endpoint, Endpoint) {
