@@ -1182,7 +1182,7 @@ pub fn adopted_vec_and_bytes_carry_messages(bed: &Bed) {
 /// Each of these is the last but for one handle in some order; none may be needed by what is left.
 pub fn everything_can_be_dropped_in_any_order(bed: &Bed) {
     use std::any::Any;
-    for step in 1..=8 {
+    for step in 1..=11 {
         for order in 0..if cfg!(miri) { 2 } else { 24 } {
             let mut things: Vec<Box<dyn Any>> = Vec::new();
             let context = bed.a.context.clone();
@@ -1196,6 +1196,13 @@ pub fn everything_can_be_dropped_in_any_order(bed: &Bed) {
             let mut slice = RegionSlice::alloc(&pd, 64).unwrap();
             let region = SharedRegion::alloc(&pd, 64, Access::REMOTE | Access::MW_BIND).unwrap();
             drop(config);
+            let path = rdma_core_rs::AddressVector::global(1, bed.a.gid, bed.a.gid_index);
+            let mut window = MemoryWindow::new(&pd).unwrap();
+            let part = region.slice(..8).unwrap();
+            let _ = window.bind(1, &part, Access::REMOTE_READ).unwrap(); // holds the region from now on
+            things.push(Box::new(window));
+            things.push(Box::new(AddressHandle::new(&pd, &path).unwrap()));
+            things.push(Box::new(context.async_events().unwrap()));
             things.push(Box::new(slice.split_off(32)));
             things.push(Box::new((slice, region.slice(..).unwrap(), region)));
             things.push(Box::new(context));
