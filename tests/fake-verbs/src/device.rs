@@ -8,7 +8,7 @@ use libc::{c_char, c_int};
 use rdma_sys::*;
 
 use crate::async_event::AsyncEvent;
-use crate::cbox::{CBox, put, zeroed};
+use crate::cbox::{CBox, zeroed};
 use crate::config::Limits;
 use crate::queue::EventQueue;
 use crate::world::{Outcome, World, enter, minus_one, null, positive, set_errno};
@@ -602,9 +602,4 @@ pub(crate) unsafe extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
 pub(crate) unsafe extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()
-}
-
-/// Fills an output of two plain fields; kept here for the extended query.
-pub(crate) fn write_orig_attr(attr: *mut ibv_device_attr_ex, from: ibv_device_attr) {
-    put!(attr, orig_attr, from);
 }

@@ -4,10 +4,11 @@
 use libc::c_int;
 use rdma_sys::*;
 
-use crate::device::{attributes, write_orig_attr};
+use crate::cbox::put;
+use crate::device::attributes;
 use crate::world::{enter, positive};
 
-/// The `query_device_ex` operation: all extended attributes are zero but the moderation limits.
+/// The `query_device_ex` operation: the plain attributes; all extended ones are zero.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const ibv_query_device_ex_input,
@@ -19,7 +20,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let orig = attributes(w.device_of(context)?, limits);
         // SAFETY: C requires `size` writable bytes at `attr`.
         unsafe { attr.cast::<u8>().write_bytes(0, size) };
-        write_orig_attr(attr, orig);
+        put!(attr, orig_attr, orig);
         Ok(())
     }))
 }

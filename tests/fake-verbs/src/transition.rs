@@ -58,10 +58,9 @@ impl Step {
         };
         let connected = ALT_PATH | ACCESS_FLAGS | PATH_MIG_STATE;
         Some(match (self.from, self.to) {
-            (_, IBV_QPS_RESET | IBV_QPS_ERR) if self.from <= IBV_QPS_ERR => match self.from {
-                IBV_QPS_RESET if self.to == IBV_QPS_ERR => (0, 0),
-                _ => (0, 0),
-            },
+            // The one state that cannot become an error is the one in which nothing can go wrong.
+            (IBV_QPS_RESET, IBV_QPS_ERR) => return None,
+            (from, IBV_QPS_RESET | IBV_QPS_ERR) if from <= IBV_QPS_ERR => (0, 0),
             (IBV_QPS_RESET, IBV_QPS_INIT) => (
                 PKEY_INDEX | PORT | by_kind(QKEY, ACCESS_FLAGS, ACCESS_FLAGS),
                 0,

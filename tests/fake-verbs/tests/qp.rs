@@ -93,6 +93,7 @@ fn transitions_need_their_attributes_and_no_others() {
     let (a, b) = (Side::new(0), Side::new(1));
     assert_eq!(a.to(IBV_QPS_INIT), libc::EINVAL, "attributes are missing");
     assert_eq!(a.to(IBV_QPS_RTS), libc::EINVAL, "no such step");
+    assert_eq!(a.to(IBV_QPS_ERR), libc::EINVAL, "nor this one");
     assert_eq!(a.ready_to_receive(&b), libc::EINVAL, "INIT comes first");
     assert_eq!(a.init(), 0);
     let mut attr: ibv_qp_attr = zeroed();
