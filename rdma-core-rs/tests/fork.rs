@@ -55,5 +55,5 @@ fn child_is_refused_and_destroys_nothing() {
     // SAFETY: `child` is our child and `status` a local.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0));
-    qp.to_error().unwrap();
+    qp.query().unwrap();
 }

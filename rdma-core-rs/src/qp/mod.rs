@@ -364,7 +364,7 @@ impl QueuePair {
     /// completion.
     ///
     /// # Errors
-    /// As for [`modify`](Self::modify).
+    /// As for [`modify`](Self::modify): from RESET, where nothing can be posted, there is no such step (EINVAL).
     #[doc(alias = "IBV_QPS_ERR")]
     pub fn to_error(&mut self) -> Result<()> {
         self.modify(&QpAttr::new().state(QpState::Err))
