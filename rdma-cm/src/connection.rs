@@ -131,6 +131,11 @@ impl Connection {
     /// A peer that sends has seen the answer, so its message counts as its confirmation. Does
     /// nothing if the connection is established already.
     ///
+    /// The confirmation is normally a millisecond behind, so call this only if it has not come some
+    /// 200 ms after the first message: the confirmation was lost then. Called at once, it can meet a
+    /// peer that leaves at once, and the kernel then keeps the connection's id for 69 s (dropping the
+    /// connection leaves it to a thread in the background).
+    ///
     /// # Errors
     ///
     /// [`CmError::Call`] if the connection is over.

@@ -16,10 +16,13 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::raw::{c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use rdma_core_rs::Context;
@@ -174,6 +177,8 @@ pub struct CmId {
     raw: NonNull<sys::rdma_cm_id>,
     port_space: PortSpace,
     process: Process,
+    /// Whether [`notify_comm_est`](Self::notify_comm_est) had an effect: see [`Doomed`].
+    notified: AtomicBool,
     /// The event that was fetched last, while it is not acknowledged.
     fetched: Option<Fetched>,
     /// After `raw`, which `Drop` destroys while the channel is still open.
@@ -214,6 +219,7 @@ impl CmId {
             raw,
             port_space,
             process: Process::current(),
+            notified: AtomicBool::new(false),
             fetched: None,
             channel,
         })
@@ -523,7 +529,9 @@ impl CmId {
         let event = sys::ibv_event_type::IBV_EVENT_COMM_EST;
         // SAFETY: the id is alive, and only its number is used.
         let ret = unsafe { sys::rdma_notify(self.raw.as_ptr(), event) };
-        sys::check(ret).map_err(CmError::call("rdma_notify", Step::Notify, self.peer_addr()))
+        sys::check(ret).map_err(CmError::call("rdma_notify", Step::Notify, self.peer_addr()))?;
+        self.notified.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     // ----- multicast -----
@@ -724,12 +732,63 @@ impl Drop for CmId {
         if !self.process.is_here() {
             return; // it is the parent's
         }
-        // SAFETY: the id is ours and destroyed here only. Its events borrow it, so all of them are
-        // acknowledged and the call does not wait for one. It has no queue pair.
+        let doomed = Doomed {
+            raw: self.raw,
+            channel: Arc::clone(&self.channel),
+        };
+        if *self.notified.get_mut() {
+            doomed.drop_within(Duration::from_millis(200));
+        }
+    }
+}
+
+/// An id on its way out: dropping it destroys it.
+struct Doomed {
+    raw: NonNull<sys::rdma_cm_id>,
+    /// Stays open until the id is gone.
+    channel: Arc<EventChannel>,
+}
+
+// SAFETY: as for CmId, of which this is what is left.
+unsafe impl Send for Doomed {}
+
+impl Doomed {
+    /// Drops it in a thread of its own, and waits for that no longer than `bound`.
+    ///
+    /// If an id was told of its connection by `rdma_notify` and the peer leaves right then, the kernel
+    /// (6.1) goes on repeating its answer, and destroying the id waits for the end of that: 69 s.
+    fn drop_within(self, bound: Duration) {
+        let (done, is_done) = mpsc::sync_channel(1);
+        let destroy = move || {
+            drop(self);
+            // Nobody waits any more if it took too long.
+            let _ = done.send(());
+        };
+        // Without a thread the closure is dropped, and with it the id: here, after all.
+        if let Err(e) = thread::Builder::new()
+            .name("rdma-cm-destroy".to_owned())
+            .spawn(destroy)
+        {
+            log::warn!("no thread to destroy an id in: {e}");
+        }
+        if is_done.recv_timeout(bound) == Err(RecvTimeoutError::Timeout) {
+            log::warn!(
+                "destroying an id takes longer than {bound:?}; it goes on in the background"
+            );
+        }
+    }
+}
+
+impl Drop for Doomed {
+    fn drop(&mut self) {
+        // SAFETY: the id was ours and is destroyed here only. Its events borrowed it, so all of them are
+        // acknowledged and the call does not wait for one. It has no queue pair, and its channel is
+        // open, being held.
         let ret = unsafe { sys::rdma_destroy_id(self.raw.as_ptr()) };
         if let Err(e) = sys::check(ret) {
             // The kernel destroys what is left when the channel closes, right after this.
-            log::warn!("rdma_destroy_id: {e}; a little memory of the id is lost");
+            let fd = self.channel.as_fd().as_raw_fd();
+            log::warn!("rdma_destroy_id on channel {fd}: {e}; a little memory of the id is lost");
         }
     }
 }
@@ -990,6 +1049,7 @@ impl Child {
             raw,
             port_space,
             process: Process::current(),
+            notified: AtomicBool::new(false),
             fetched: None,
             channel,
         })

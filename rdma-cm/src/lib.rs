@@ -25,8 +25,8 @@
 //! | 4 | [`Request::accept`] | RTR, RTS, and the answer goes out | [`Connection`] |
 //! | 5 | (the peer confirms) | [`ConnectionEvent::Established`] | send |
 //!
-//! A message of the peer may arrive before its confirmation; then call
-//! [`Connection::notify_comm_est`], and the confirmation is no longer waited for.
+//! A message of the peer may arrive before its confirmation. If the confirmation does not follow soon
+//! it was lost; then call [`Connection::notify_comm_est`], and it is no longer waited for.
 //!
 //! # Waiting
 //!
