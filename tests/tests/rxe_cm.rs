@@ -208,6 +208,21 @@ fn data_counts_as_the_confirmation_once_the_manager_is_told() {
 
 #[test]
 #[ignore = "needs an RDMA device: cargo xtask test"]
+fn dropping_is_prompt_even_when_a_peer_leaves_right_after_its_first_message() {
+    let listener = listen();
+    for _ in 0..30 {
+        let ((mut client, active), (mut server, passive)) = pair(&listener);
+        client.send(b"early");
+        server.expect_received();
+        // At once, which nobody should: the kernel may then keep the id for 69 s.
+        passive.notify_comm_est().unwrap();
+        drop((active, client));
+        drops_promptly("the passive side", (passive, server));
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask test"]
 fn a_device_outlives_the_id_that_found_it() {
     let listener = listen();
     let resolved = connector(&listener).resolve().unwrap();
