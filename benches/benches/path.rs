@@ -67,13 +67,15 @@ fn post_to_completion(criterion: &mut Criterion) {
 
     group.throughput(Throughput::Elements(BATCH as u64));
     let mut bufs: Vec<_> = (0..BATCH).map(|_| client.alloc(SIZE).unwrap()).collect();
+    let mut batch = client.batch();
+    let mut operations = Vec::new();
     group.bench_function("a batch of 16 writes", |bencher| {
         bencher.iter(|| {
-            let mut batch = client.batch();
             for buf in bufs.drain(..) {
                 batch.write(buf, remote).unwrap();
             }
-            for operation in batch.post().accepted().unwrap() {
+            batch.post_into(&mut operations).unwrap();
+            for operation in operations.drain(..) {
                 bufs.extend(operation.wait().unwrap().buf);
             }
         });

@@ -9,7 +9,8 @@ use std::thread;
 
 use fake_verbs::Fabric;
 use rdma_msg::{
-    Access, Batch, Buf, Endpoint, EndpointConfig, Listener, RemoteRegion, SharedRegion, Wait,
+    Access, Batch, Buf, Endpoint, EndpointConfig, Listener, Operation, RemoteRegion, SharedRegion,
+    Wait,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -20,6 +21,9 @@ fn main() -> Result<()> {
     let count: u32 = arguments.next().ok_or("how many times?")?.parse()?;
     let _fabric = Fabric::new();
     let mut bed = Bed::new()?;
+    if name == "batch" {
+        return bed.batches(count);
+    }
     for _ in 0..WARM_UP {
         bed.run(&name)?;
     }
@@ -72,6 +76,22 @@ impl Bed {
         })
     }
 
+    fn batches(&mut self, count: u32) -> Result<()> {
+        let mut writes = Writes {
+            batch: self.client.batch(),
+            remote: self.remote.slice(0..SIZE as u64)?,
+            bufs: &mut self.bufs,
+            operations: Vec::new(),
+        };
+        for _ in 0..WARM_UP {
+            writes.run()?;
+        }
+        for _ in 0..count {
+            measured_batch(&mut writes)?;
+        }
+        Ok(())
+    }
+
     fn run(&mut self, name: &str) -> Result<()> {
         let remote = self.remote.slice(0..SIZE as u64)?;
         let word = self.remote.slice(0..8)?;
@@ -117,14 +137,6 @@ impl Bed {
                     faa(&self.client, word)?
                 }
             }
-            "batch" => {
-                let mut batch = self.client.batch();
-                if self.measuring {
-                    measured_batch(&mut batch, &mut self.bufs, remote)?
-                } else {
-                    write_batch(&mut batch, &mut self.bufs, remote)?
-                }
-            }
             _ => return Err(format!("no path is called {name}").into()),
         }
         Ok(())
@@ -157,8 +169,8 @@ fn measured_faa(client: &Endpoint, word: RemoteRegion) -> Result<()> {
 }
 
 #[inline(never)]
-fn measured_batch(batch: &mut Batch<'_>, bufs: &mut Vec<Buf>, remote: RemoteRegion) -> Result<()> {
-    write_batch(batch, bufs, remote)
+fn measured_batch(writes: &mut Writes<'_>) -> Result<()> {
+    writes.run()
 }
 
 #[inline(always)]
@@ -188,15 +200,28 @@ fn faa(client: &Endpoint, word: RemoteRegion) -> Result<()> {
     Ok(())
 }
 
-#[inline(always)]
-fn write_batch(batch: &mut Batch<'_>, bufs: &mut Vec<Buf>, remote: RemoteRegion) -> Result<()> {
-    for buf in bufs.drain(..) {
-        batch.write(buf, remote)?;
+/// A batch that is filled, posted and waited for again and again.
+struct Writes<'a> {
+    batch: Batch<'a>,
+    remote: RemoteRegion,
+    bufs: &'a mut Vec<Buf>,
+    operations: Vec<Operation>,
+}
+
+impl Writes<'_> {
+    #[inline(always)]
+    fn run(&mut self) -> Result<()> {
+        for buf in self.bufs.drain(..) {
+            self.batch.write(buf, self.remote)?;
+        }
+        self.batch
+            .post_into(&mut self.operations)
+            .map_err(|kind| kind.to_string())?;
+        for operation in self.operations.drain(..) {
+            self.bufs.extend(operation.wait()?.buf);
+        }
+        Ok(())
     }
-    for operation in batch.post().accepted()? {
-        bufs.extend(operation.wait()?.buf);
-    }
-    Ok(())
 }
 
 fn pair() -> Result<(Endpoint, Endpoint)> {

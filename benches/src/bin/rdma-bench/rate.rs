@@ -30,6 +30,8 @@ struct Client<'a> {
     /// Messages that may have been sent: the sender may be this far ahead of the receiver.
     allowed: u64,
     in_flight: VecDeque<Operation>,
+    /// Operations of the batch that was just posted, on their way to `in_flight`.
+    accepted: Vec<Operation>,
     free: Vec<Buf>,
 }
 
@@ -53,6 +55,7 @@ impl<'a> Client<'a> {
             posted: 0,
             allowed,
             in_flight: VecDeque::with_capacity(depth),
+            accepted: Vec::with_capacity(link.spec.batch as usize),
             free,
         })
     }
@@ -86,7 +89,10 @@ impl<'a> Client<'a> {
         for _ in 0..count {
             self.add()?;
         }
-        self.in_flight.extend(self.batch.post().accepted()?);
+        self.batch
+            .post_into(&mut self.accepted)
+            .map_err(|kind| kind.to_string())?;
+        self.in_flight.extend(self.accepted.drain(..));
         Ok(())
     }
 

@@ -73,6 +73,8 @@ impl<'a> Yardstick<'a> {
             ops_per_s: Some(iters / seconds),
             mb_per_s: Some(iters / seconds * f64::from(spec.size) / 1e6),
             total_ns: Some(total.as_nanos() as u64),
+            doorbells: Some(stats.ops.doorbells - self.stats.ops.doorbells),
+            completions: Some(stats.completions - self.stats.completions),
             arms: Some(stats.arms - self.stats.arms),
             wakeups: Some(stats.sleeps - self.stats.sleeps),
             allocations: Some(allocations),
