@@ -25,8 +25,12 @@ use crate::param::{ConnParam, MAX_CONNECT_DATA, Negotiated};
 use crate::qp::{self, QpParam};
 use crate::state::{Action, Input, State};
 
-/// How long the kernel looks for an address or a path before it is asked again. Questions get lost.
+/// How long the kernel looks for an address or a path before it is asked again: questions get lost.
 const ATTEMPT: Duration = Duration::from_secs(2);
+/// How long it looks for an address at first; each time it takes twice as long. While a neighbour is
+/// not known yet, the kernel (6.1) asks for it and then looks again only when its time is up, so that
+/// the first look-up takes as long as it is allowed to.
+const FIRST_ATTEMPT: Duration = Duration::from_millis(100);
 
 /// A connection to be made: where to, from where, and by when.
 ///
@@ -71,8 +75,7 @@ impl Connector {
     }
 
     /// How long the whole connect may take, from [`start`](Self::start) until it is established, the
-    /// caller's own time between the steps included. The first resolution on a fresh link may take
-    /// 2 s by itself.
+    /// caller's own time between the steps included.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -130,6 +133,8 @@ pub struct Resolving {
     peer: SocketAddr,
     source: Option<SocketAddr>,
     state: State,
+    /// How long the last look-up of the address was allowed to take.
+    attempt: Duration,
     deadline: Deadline,
 }
 
@@ -145,7 +150,7 @@ impl Resolving {
         let deadline = Deadline::after(deadline);
         let mut id = CmId::new(port_space)?;
         id.set_options(options)?;
-        let attempt = ATTEMPT.min(deadline.left());
+        let attempt = FIRST_ATTEMPT.min(deadline.left());
         id.resolve_addr(source, peer, attempt)
             .map_err(CmError::with_candidates)?;
         Ok(Self {
@@ -154,6 +159,7 @@ impl Resolving {
             peer,
             source,
             state: State::ResolvingAddr,
+            attempt,
             deadline,
         })
     }
@@ -210,8 +216,12 @@ impl Resolving {
             self.state = next;
             match action {
                 Action::ResolveAddr | Action::ResolveRoute if self.deadline.has_passed() => break,
-                Action::ResolveAddr => id.resolve_addr(self.source, self.peer, self.attempt())?,
-                Action::ResolveRoute => id.resolve_route(self.attempt())?,
+                Action::ResolveAddr => {
+                    self.attempt = ATTEMPT.min(self.attempt * 2);
+                    let time = self.attempt.min(self.deadline.left());
+                    id.resolve_addr(self.source, self.peer, time)?;
+                }
+                Action::ResolveRoute => id.resolve_route(ATTEMPT.min(self.deadline.left()))?,
                 Action::Done => return Ok(true),
                 Action::Fail => return Err(self.failure(step, news, id)),
                 Action::Establish | Action::Report | Action::Ignore => {}
@@ -255,10 +265,6 @@ impl Resolving {
     #[must_use]
     pub fn deadline(&self) -> Instant {
         self.deadline.end()
-    }
-
-    fn attempt(&self) -> Duration {
-        ATTEMPT.min(self.deadline.left())
     }
 
     fn step(&self) -> Step {
