@@ -443,6 +443,26 @@ fn an_address_of_nobody_does_not_resolve_and_ends_at_the_deadline() {
 
 #[test]
 #[ignore = "needs an RDMA device: cargo xtask test"]
+fn the_first_look_up_of_a_neighbour_does_not_wait_for_the_kernel_to_give_up() {
+    let listener = listen();
+    for _ in 0..3 {
+        run("ip neigh flush dev v0; ip neigh flush dev v1");
+        let start = Instant::now();
+        Connector::new(listener.local_addr())
+            .source(addr(CLIENT, 0))
+            .resolve()
+            .unwrap();
+        println!("resolved in {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask test"]
 fn a_listener_dropped_with_requests_pending_rejects_them() {
     let listener = listen();
     let mut pending: Vec<_> = (0..4)
