@@ -161,6 +161,12 @@ const NEEDS: &[Need] = &[
         debian: &["rdmacm-utils"],
     },
     Need {
+        what: "strace",
+        purposes: &[Purpose::Test],
+        found: || program("strace"),
+        debian: &["strace"],
+    },
+    Need {
         what: "ib_send_lat and its like",
         purposes: &[Purpose::Bench],
         found: || program("ib_send_lat"),
