@@ -443,3 +443,51 @@ fn a_keepalive_finds_a_cut_wire_on_an_idle_connection() {
     );
     drop(fault);
 }
+
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask test"]
+fn a_wake_up_costs_three_system_calls() {
+    let trace = std::env::temp_dir().join("wakes.trace");
+    let trace = trace.to_str().unwrap();
+    let said = run(&format!(
+        "strace -f -o {trace} {} {SERVER}",
+        env!("CARGO_BIN_EXE_msg-wakes")
+    ));
+    let mut numbers = said
+        .split_whitespace()
+        .map(|word| word.parse::<usize>().unwrap());
+    let (sleeps, posts) = (numbers.next().unwrap(), numbers.next().unwrap());
+    let text = std::fs::read_to_string(trace).unwrap();
+    let begins = text.find("/counting-begins").unwrap();
+    let counted = &text[begins..text.find("/counting-ends").unwrap()];
+    let thread = text[..begins]
+        .lines()
+        .last()
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap();
+    // A call that another thread interrupts in the trace has a second line that says "resumed".
+    let calls: Vec<&str> = counted
+        .lines()
+        .skip(1)
+        .filter(|line| line.starts_with(thread))
+        .filter(|line| !line.contains(" resumed>") && !line.contains("statx("))
+        .collect();
+    assert!(
+        sleeps >= 50,
+        "only {sleeps} sleeps: it does not wait by events"
+    );
+    // The sleep, fetching the event, arming; and the provider's doorbell for each send.
+    let allowed = 3 * sleeps + posts;
+    assert!(
+        calls.len() <= allowed,
+        "{} system calls in {sleeps} sleeps and {posts} posts, such as {:#?}",
+        calls.len(),
+        &calls[..12]
+    );
+    println!(
+        "{} system calls in {sleeps} sleeps and {posts} posts",
+        calls.len()
+    );
+}
