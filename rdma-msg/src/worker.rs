@@ -184,6 +184,7 @@ impl Worker {
             if mem::take(&mut state.foreign) {
                 state.tend();
             }
+            state.news = false; // the loop looks now
             count
         })
     }
@@ -194,10 +195,16 @@ impl Worker {
     /// [`MayWait`](Readiness::MayWait), sleep until the worker's descriptor
     /// ([`AsFd`](Worker::as_fd)) is readable or the time has passed; again. The descriptor can be
     /// watched level- or edge-triggered. It must not be read.
+    ///
+    /// Whatever looks at an endpoint or operation may handle news of *another* one that the loop has
+    /// looked at before in the same turn; this says [`Ready`](Readiness::Ready) then, for one more.
     pub fn prepare_wait(&self) -> Readiness {
         self.inner.with(|state| {
             let now = Instant::now();
-            match state.prepare_sleep(now, None) {
+            let until = state.prepare_sleep(now, None);
+            match until {
+                // What came since the loop looked may be about something it had already looked at.
+                _ if mem::take(&mut state.news) => Readiness::Ready,
                 None => Readiness::Ready,
                 Some(until) => {
                     state.foreign = true;
@@ -378,6 +385,8 @@ pub(crate) struct State {
     followers: Waiters,
     /// A foreign loop sleeps on the descriptor, or may.
     foreign: bool,
+    /// Something came, of any endpoint, since a foreign loop was last told to look.
+    pub(crate) news: bool,
     /// Grows with each poll; the connection manager and the timers are looked at when it is due.
     untended: u32,
     pub(crate) counters: Counters,
@@ -419,6 +428,7 @@ impl State {
             leader: None,
             followers: Waiters::default(),
             foreign: false,
+            news: false,
             untended: 0,
             counters: Counters::default(),
         }
@@ -487,6 +497,7 @@ impl State {
     /// always handled to its end.
     #[inline]
     fn dispatch(&mut self, wc: &WorkCompletion) {
+        self.news = true;
         let ending = match wc.success() {
             Ok(success) => Ending::Success(Success {
                 byte_len: success.byte_len(),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use fake_verbs::{Config, Delivery, ErrorFields, Fabric, SendSlots};
 use rdma_msg::{
     Access, Cause, Endpoint, EndpointConfig, Listener, OpKind, Operation, Outcome, PostErrorKind,
-    Receive, Wait, WcStatus,
+    Readiness, Receive, Wait, WcStatus, Worker, WorkerConfig,
 };
 
 const SOON: Duration = Duration::from_secs(5);
@@ -330,6 +330,43 @@ fn d13_one_wake_up_hands_out_all_that_has_completed() {
             taker.join().expect("all were taken");
         });
     }
+}
+
+#[test]
+fn d13_a_foreign_loop_does_not_sleep_over_what_a_look_at_another_endpoint_took() {
+    let _fabric = Fabric::new();
+    let worker = Worker::for_addr(addr(), &WorkerConfig::default()).unwrap();
+    let listener = Listener::bind(addr(), &EndpointConfig::default()).unwrap();
+    let connect = || {
+        let addr = listener.local_addr();
+        thread::scope(|scope| {
+            let client = scope.spawn(move || Endpoint::connect(addr, &EndpointConfig::default()));
+            let incoming = listener
+                .accept_deadline(Instant::now() + SOON)
+                .unwrap()
+                .unwrap();
+            let served = incoming.accept_with(&worker).unwrap().wait().unwrap();
+            (client.join().unwrap().unwrap(), served)
+        })
+    };
+    let (leaving, first) = connect();
+    let (_staying, second) = connect();
+    while worker.poll() > 0 {}
+
+    assert!(first.try_recv().unwrap().is_none(), "nothing has come yet");
+    drop(leaving);
+    // Looks at the second endpoint make progress for the whole worker, the connection manager's news
+    // among it.
+    let look = || assert!(second.try_recv().unwrap().is_none());
+    while first.closed().is_none() {
+        look();
+    }
+    (0..1000).for_each(|_| look()); // until all of it has been taken
+    let ready = worker.prepare_wait();
+    assert!(
+        matches!(ready, Readiness::Ready),
+        "it would sleep, the first endpoint's end unseen"
+    );
 }
 
 #[test]

@@ -668,6 +668,8 @@ impl State {
             ep.qp_num
         );
         ep.life = life;
+        self.news = true;
+        let ep = &mut self.endpoints[index as usize];
         ep.was_open |= life == lifecycle::State::Open;
         if let Some(cause) = cause_of_step(before, input) {
             if before == lifecycle::State::Draining && input == Input::Deadline {
