@@ -14,6 +14,9 @@
 //! | write | the client's write *with immediate* is posted … the server's write of the same size has arrived | half of it |
 //! | read | the read is posted … its completion has been taken | all of it: a read is a round trip by itself |
 //!
+//! Both sides compare every byte of what they got with a pattern that differs at every byte from the
+//! iteration before; of a read only the client gets anything.
+//!
 //! Filling and checking the data, and the message by which the server says that it is ready for the
 //! next iteration, lie outside of the timed section. Messages and megabytes a second are what went
 //! through the timed sections divided by their length: one message at a time, so they say nothing
