@@ -99,7 +99,7 @@ impl Case {
         }
     }
 
-    /// Seconds that a run may take: many times what it takes on a quiet emulated machine.
+    /// Seconds that a run of ours or the floor may take: many times what it takes on a quiet emulated machine.
     pub(crate) fn limit_s(&self) -> u64 {
         match self.mode {
             Mode::Truth => 30, // what has not heard of its peer's death by then never will
