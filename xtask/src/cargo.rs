@@ -52,6 +52,8 @@ pub(crate) struct Executable {
     pub(crate) path: PathBuf,
     /// The folder of its package, where cargo would run it.
     pub(crate) folder: PathBuf,
+    /// Whether it holds tests; cargo builds examples and programs along with them.
+    pub(crate) is_test: bool,
 }
 
 /// Builds and returns the executables; the compiler's messages go to standard error.
@@ -94,6 +96,7 @@ fn executable(message: &Value) -> Option<Executable> {
         label,
         path,
         folder,
+        is_test: message["profile"]["test"] == true,
     })
 }
 
@@ -113,13 +116,14 @@ mod tests {
     #[test]
     fn executables_are_taken_from_cargos_messages() {
         let messages = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/rdma-cm#0.1.0","manifest_path":"/w/rdma-cm/Cargo.toml","target":{"kind":["lib"],"name":"rdma_cm"},"executable":null}
-{"reason":"compiler-artifact","package_id":"path+file:///w/rdma-cm#0.1.0","manifest_path":"/w/rdma-cm/Cargo.toml","target":{"kind":["lib"],"name":"rdma_cm"},"executable":"/t/rdma_cm-1"}
-{"reason":"compiler-artifact","package_id":"path+file:///w/tests#rdma-tests@0.1.0","manifest_path":"/w/tests/Cargo.toml","target":{"kind":["test"],"name":"echo"},"executable":"/t/echo-1"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/rdma-cm#0.1.0","manifest_path":"/w/rdma-cm/Cargo.toml","target":{"kind":["lib"],"name":"rdma_cm"},"profile":{"test":true},"executable":"/t/rdma_cm-1"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/tests#rdma-tests@0.1.0","manifest_path":"/w/tests/Cargo.toml","target":{"kind":["test"],"name":"echo"},"profile":{"test":false},"executable":"/t/echo-1"}
 {"reason":"build-finished","success":true}
 "#;
         let found = executables(messages).unwrap();
         let labels: Vec<&str> = found.iter().map(|e| e.label.as_str()).collect();
         assert_eq!(labels, ["rdma-cm", "rdma-tests::tests/echo"]);
         assert_eq!(found[1].folder, PathBuf::from("/w/tests"));
+        assert!(found[0].is_test && !found[1].is_test);
     }
 }

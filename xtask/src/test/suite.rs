@@ -48,7 +48,10 @@ impl Suite {
 
     pub(crate) fn of(executables: Vec<Executable>) -> Result<Suite> {
         let mut tests = Vec::new();
-        for executable in executables {
+        for executable in executables
+            .into_iter()
+            .filter(|executable| executable.is_test)
+        {
             let all = listed(&executable, &[])?;
             let ignored = listed(&executable, &["--ignored"])?;
             let reasons = reasons(&executable, &ignored)?;
