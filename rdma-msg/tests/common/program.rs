@@ -15,7 +15,7 @@ fn config() -> EndpointConfig {
     EndpointConfig {
         recv_depth: 2,
         send_depth: 2,
-        connect_deadline: Duration::from_millis(100),
+        connect_deadline: Duration::from_millis(500),
         ..small()
     }
 }
@@ -31,7 +31,7 @@ fn program() -> Outcome {
 }
 
 fn serve(listener: &Listener) -> Outcome {
-    let deadline = Instant::now() + Duration::from_millis(200);
+    let deadline = Instant::now() + Duration::from_secs(1);
     let incoming = listener.accept_deadline(deadline)?.ok_or("nobody came")?;
     let endpoint = incoming.accept()?;
     let region = endpoint.expose(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
