@@ -493,6 +493,21 @@ impl State {
         total
     }
 
+    /// Handles every completion that is there, however many they are: what ends an endpoint must not
+    /// leave some behind, and a place in the queue is free only once its entry was fetched (I7).
+    #[cold]
+    pub(crate) fn poll_until_empty(&mut self) {
+        let mut left = self.cq.capacity() as usize;
+        loop {
+            let count = self.poll_completions();
+            // More than the queue can hold has come in meanwhile: that is others' traffic.
+            if count < BATCH * BATCHES_PER_STEP || left < count {
+                return;
+            }
+            left -= count;
+        }
+    }
+
     /// Hands one completion to its record. Nothing in here can fail or run foreign code, so a batch is
     /// always handled to its end.
     #[inline]

@@ -499,7 +499,7 @@ impl State {
 
     /// The connection is lost. What has arrived is delivered first, then the rest is flushed.
     pub(crate) fn bad_news(&mut self, index: u32, cause: Cause) {
-        self.poll_completions();
+        self.poll_until_empty();
         if self.endpoints[index as usize].life == lifecycle::State::Opening {
             let cause = Arc::new(cause);
             let ended = OpenError::Ended(Arc::clone(&cause));
@@ -745,7 +745,7 @@ impl State {
             }
         };
         // What completed before is delivered.
-        self.poll_completions();
+        self.poll_until_empty();
         if self.known_cause(index).is_none() {
             self.set_cause(index, Cause::QueuePairError);
         }
