@@ -941,6 +941,10 @@ impl Watch for RecvWatch {
         if !state.endpoints[self.index as usize].rules.managed {
             return Some(Err(RecvError::Manual));
         }
+        // While it is flushing, a message that came before the end can still come out of the queue.
+        if life(state, self.index) != lifecycle::State::Closed {
+            return None;
+        }
         ended(state, self.index).map(|cause| Err(RecvError::Closed(cause)))
     }
 
