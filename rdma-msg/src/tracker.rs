@@ -42,10 +42,20 @@ pub(crate) struct LaneLimits {
     pub(crate) send_depth: u32,
     /// Operations in flight in the receive queue.
     pub(crate) recv_depth: u32,
-    /// Records altogether: in flight, or ended without their result having been fetched.
+    /// Records altogether: in flight, or ended without their result having been fetched. The last
+    /// one is for a probe.
     pub(crate) records: u32,
     /// Longest run of unsignaled operations, so that slots come back in time.
     pub(crate) max_unsignaled: u32,
+}
+
+impl LaneLimits {
+    /// Records that operations of this kind may fill up to: a probe always finds one, for the end of
+    /// a batch and the keepalive do not depend on results being fetched.
+    #[inline]
+    fn records_for(&self, kind: OpKind) -> u32 {
+        self.records - u32::from(kind != OpKind::Probe)
+    }
 }
 
 /// Who gets the result of an operation.
@@ -367,9 +377,9 @@ impl<B> Tracker<B> {
             state.tally.queue_full += 1;
             return Err(Full::Queue(queue_of(what.kind), depth));
         }
-        if state.records >= state.limits.records || self.free == NONE {
+        if state.records >= state.limits.records_for(what.kind) || self.free == NONE {
             state.tally.queue_full += 1;
-            return Err(Full::Records(state.limits.records));
+            return Err(Full::Records(state.limits.records_for(what.kind)));
         }
         state.records += 1;
         state.tally.posted[what.kind as usize] += 1;
@@ -578,7 +588,11 @@ impl<B> Tracker<B> {
     pub(crate) fn send_capacity(&self, lane: LaneId) -> u32 {
         let lane = &self.lanes[lane.0 as usize];
         let queue = lane.limits.send_depth.saturating_sub(lane.sends.len);
-        queue.min(lane.limits.records - lane.records)
+        queue.min(
+            lane.limits
+                .records_for(OpKind::Send)
+                .saturating_sub(lane.records),
+        )
     }
 
     /// What the lane may use.

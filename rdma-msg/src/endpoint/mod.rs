@@ -198,6 +198,9 @@ impl Endpoint {
     /// Waits until `count` operations can be posted, or until `deadline` (`None`: for ever).
     /// Other threads may post them first. False if the deadline passed.
     ///
+    /// Results that were not fetched take room as well
+    /// ([`TooManyUnfetched`](PostErrorKind::TooManyUnfetched)): who holds on to them may wait in vain.
+    ///
     /// # Errors
     ///
     /// [`Closed`] if the endpoint has ended. More than the queue's depth is treated as the depth.

@@ -138,7 +138,7 @@ impl State {
         let limits = LaneLimits {
             send_depth: config.send_depth,
             recv_depth: config.recv_depth,
-            records: 2 * config.send_depth + if managed { 1 } else { 2 } * config.recv_depth + 1,
+            records: 2 * config.send_depth + if managed { 1 } else { 2 } * config.recv_depth + 2,
             max_unsignaled: config.max_unsignaled(),
         };
         self.make_room(limits.records as usize);

@@ -25,7 +25,7 @@ fn limits(send_depth: u32, recv_depth: u32) -> LaneLimits {
     LaneLimits {
         send_depth,
         recv_depth,
-        records: 2 * (send_depth + recv_depth),
+        records: 2 * (send_depth + recv_depth) + 1,
         max_unsignaled: u32::MAX,
     }
 }
