@@ -257,6 +257,7 @@ impl Watch for Ticket {
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
         let id = self.0.expect("the result of an operation can be had once");
         let finished = state.tracker.take(id)?;
+        state.wake_relieved();
         self.0 = None;
         Some(finish(finished))
     }
@@ -286,7 +287,11 @@ impl Drop for Operation {
     fn drop(&mut self) {
         if let Some(id) = self.ticket.0 {
             // What comes out is dropped after the lock is released: a waker is foreign code.
-            drop(self.worker.with(|state| state.tracker.forget(id)));
+            drop(self.worker.with(|state| {
+                let forgotten = state.tracker.forget(id);
+                state.wake_relieved();
+                forgotten
+            }));
         }
     }
 }

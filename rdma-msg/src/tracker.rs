@@ -202,6 +202,8 @@ pub(crate) struct Tracker<B> {
     cq_reserved: u32,
     records_reserved: usize,
     stale: u64,
+    /// The owner of a lane that somebody found short of records, now that it has one again.
+    relieved: Option<u32>,
     /// Of the lanes that are gone.
     past: Tally,
 }
@@ -256,6 +258,8 @@ struct Lane {
     recvs: List,
     flushed: List,
     records: u32,
+    /// Somebody waits for records, see [`Tracker::relieved`].
+    short: bool,
     /// Operations at the tail of the send queue that no signaled one follows.
     unsignaled_tail: u32,
     cause: Option<Arc<Cause>>,
@@ -295,6 +299,7 @@ impl<B> Tracker<B> {
             cq_reserved: 0,
             records_reserved: 0,
             stale: 0,
+            relieved: None,
             past: Tally::default(),
         }
     }
@@ -325,6 +330,7 @@ impl<B> Tracker<B> {
             recvs: EMPTY,
             flushed: EMPTY,
             records: 0,
+            short: false,
             unsignaled_tail: 0,
             cause: None,
             refused: None,
@@ -593,6 +599,19 @@ impl<B> Tracker<B> {
                 .records_for(OpKind::Send)
                 .saturating_sub(lane.records),
         )
+    }
+
+    /// Somebody waits for more capacity than the lane has: [`relieved`](Self::relieved) will tell when
+    /// a record is free again.
+    pub(crate) fn want_records(&mut self, lane: LaneId) {
+        self.lanes[lane.0 as usize].short = true;
+    }
+
+    /// The owner of a lane whose records were [wanted](Self::want_records) and of which one came
+    /// free, once.
+    #[inline]
+    pub(crate) fn relieved(&mut self) -> Option<u32> {
+        self.relieved.take()
     }
 
     /// What the lane may use.
@@ -930,6 +949,10 @@ impl<B> Tracker<B> {
         self.free = slot;
         let lane = &mut self.lanes[record.lane as usize];
         lane.records -= 1;
+        if lane.short {
+            lane.short = false;
+            self.relieved = Some(lane.owner);
+        }
         if lane.detached {
             self.reap_lane(record.lane);
         }

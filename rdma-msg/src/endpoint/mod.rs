@@ -986,7 +986,12 @@ impl Watch for CapacityWatch {
         }
         let lane = state.endpoints[self.index as usize].lane?;
         let count = self.count.min(state.tracker.limits(lane).send_depth);
-        (state.tracker.send_capacity(lane) >= count).then_some(Ok(()))
+        if state.tracker.send_capacity(lane) >= count {
+            return Some(Ok(()));
+        }
+        // Results that are fetched make room as well, and raise no completion.
+        state.tracker.want_records(lane);
+        None
     }
 
     fn register(&mut self, state: &mut State, key: u64, waker: Waker) -> Option<Waker> {
