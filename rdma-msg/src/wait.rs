@@ -16,6 +16,7 @@
 //! fetching the event, arming.
 
 use std::cell::OnceCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -142,7 +143,11 @@ fn sleep<W: Watch>(
     parker: &Arc<Parker>,
 ) -> Option<W::Output> {
     loop {
-        let turn = worker.with(|state| next_turn(state, watch, deadline, parker));
+        let (turn, old) = worker.with(|state| {
+            let mut old = None;
+            (next_turn(state, watch, deadline, parker, &mut old), old)
+        });
+        drop_guarded(old);
         match turn {
             Turn::Done(output) => return output,
             Turn::Again => {}
@@ -163,11 +168,21 @@ fn sleep<W: Watch>(
     }
 }
 
+/// A panic in a foreign waker's drop must not take the leader away from the others.
+fn drop_guarded(old: Option<Waker>) {
+    if old.is_some() && catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
+        log::error!("a waker panicked while it was dropped");
+    }
+}
+
+/// `old` gets the waker that was registered before, which may be a task's, to be dropped where no lock
+/// is held.
 fn next_turn<W: Watch>(
     state: &mut State,
     watch: &mut W,
     deadline: Option<Instant>,
     parker: &Arc<Parker>,
+    old: &mut Option<Waker>,
 ) -> Turn<W::Output> {
     state.poll();
     if let Some(output) = watch.check(state) {
@@ -181,8 +196,7 @@ fn next_turn<W: Watch>(
     }
     if state.has_leader() {
         parker.arm(None);
-        // The thread's own former waker at most: dropping it runs nothing foreign.
-        drop(watch.register(state, parker.key, parker.waker()));
+        *old = watch.register(state, parker.key, parker.waker());
         state.add_follower(parker.key, parker.waker());
         return Turn::Follow;
     }
@@ -195,7 +209,7 @@ fn next_turn<W: Watch>(
         return Turn::Done(Some(output));
     }
     parker.arm(Some(state.poller()));
-    drop(watch.register(state, parker.key, parker.waker()));
+    *old = watch.register(state, parker.key, parker.waker());
     state.start_leading(until);
     Turn::Lead(until)
 }
