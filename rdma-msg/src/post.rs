@@ -139,7 +139,7 @@ impl Poster<'_> {
             .signaled(flags.signaled)
             .fence(flags.fence)
             .solicited(flags.solicited)
-            .inline(flags.inline || data.is_some());
+            .inline(inline(&verb, flags) || data.is_some());
         self.tracker.rings(self.lane);
         // SAFETY: the elements were cut from buffers that lie in regions of this queue pair's domain
         // (checked in `element`) and belong to the tracker's record since `begin`, which lets them go
@@ -236,7 +236,7 @@ impl Poster<'_> {
                     .signaled(flags.signaled)
                     .fence(flags.fence)
                     .solicited(flags.solicited)
-                    .inline(flags.inline),
+                    .inline(inline(&request.verb, flags)),
             );
         }
         let count = ids.len().min(CHAIN);
@@ -344,6 +344,14 @@ fn begin(kind: OpKind, claim: Claim, sges: &[Sge], signaled: bool) -> Begin {
         len,
         signaled,
     }
+}
+
+/// Whether the bytes of the buffer travel in the request. Never those of a read or an atomic: its
+/// buffer is where the result goes, and a driver that copied its content into the request instead of
+/// its address would have the device write to wherever that content points.
+#[inline]
+fn inline(verb: &Verb, flags: Flags) -> bool {
+    flags.inline && !verb.kind().is_fetching()
 }
 
 const INLINE_LIMIT: &str = "the bytes a work request of this endpoint can carry";
