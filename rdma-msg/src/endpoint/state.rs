@@ -827,8 +827,11 @@ impl State {
         if ep.life.takes_receives() {
             ep.missing += 1;
             // A receive that cannot be posted now is when the pool has a buffer; anything worse has
-            // been noted, and ends the endpoint.
+            // been noted, and ends the endpoint: at once, for perhaps nobody polls again.
             let _ = self.refill(index);
+            if !self.attention.is_empty() {
+                self.attend();
+            }
         }
         Some(received)
     }
