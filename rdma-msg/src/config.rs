@@ -138,8 +138,8 @@ pub struct EndpointConfig {
     pub ack_timeout: u8,
     /// How long sends, writes, reads and atomics may be in flight without a single one completing,
     /// before the endpoint ends with [`Cause::Stalled`](crate::Cause::Stalled); noticed after one to
-    /// one and a half times as long. That is a peer that is alive and posts no receives. `None`: for
-    /// ever. Default 30 s.
+    /// one and a half times as long. That is a peer that is alive and posts no receives. 1 ms to a
+    /// year; `None`: for ever. Default 30 s.
     pub stall_timeout: Option<Duration>,
     /// Reads and atomics of the peer that this side serves at once; 0 forbids them. Default 16,
     /// lowered to what the device can.
@@ -148,7 +148,8 @@ pub struct EndpointConfig {
     /// Default 16, lowered to what the device can.
     pub initiator_depth: u8,
     /// How often to probe an idle connection with a write of length zero, which fails if the peer is
-    /// gone. Default `None`: a peer that vanishes while nothing is in flight is not noticed.
+    /// gone. 1 ms to a year. Default `None`: a peer that vanishes while nothing is in flight is not
+    /// noticed.
     pub keepalive: Option<Duration>,
     /// Bytes for the peer's program, see [`Incoming::private_data`](crate::Incoming::private_data):
     /// at most 40 from the connecting side and 180 from the accepting one (56 and 196 without
@@ -226,6 +227,12 @@ impl EndpointConfig {
         between("rnr_retry_count", self.rnr_retry_count.into(), 0, 7)?;
         between("min_rnr_timer", self.min_rnr_timer.into(), 1, 31)?;
         between("ack_timeout", self.ack_timeout.into(), 1, 31)?;
+        let interval = |field, time: Option<Duration>| {
+            let millis = time.map_or(1, |time| time.as_millis());
+            between(field, u64::try_from(millis).unwrap_or(u64::MAX), 1, YEAR)
+        };
+        interval("keepalive", self.keepalive)?;
+        interval("stall_timeout", self.stall_timeout)?;
         Ok(())
     }
 
@@ -234,7 +241,7 @@ impl EndpointConfig {
         self.send_depth + self.recv_depth + 1
     }
 
-    /// Settings of a worker for one endpoint like this.
+    /// Settings of a worker for one endpoint like this, which was [checked](Self::check).
     pub(crate) fn private_worker(&self) -> WorkerConfig {
         let managed = match self.receive {
             Receive::Managed => self.recv_depth as usize,
@@ -246,7 +253,7 @@ impl EndpointConfig {
         WorkerConfig {
             max_in_flight: self.in_flight(),
             buf_size: self.max_message,
-            buf_count: managed + extra,
+            buf_count: managed.saturating_add(extra),
             wait: self.wait,
         }
     }
@@ -279,6 +286,9 @@ impl EndpointConfig {
 }
 
 const MAX_DEPTH: u64 = 1 << 20;
+
+/// In milliseconds.
+const YEAR: u64 = 365 * 24 * 60 * 60 * 1000;
 
 #[cfg(test)]
 mod tests {

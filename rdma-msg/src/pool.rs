@@ -190,26 +190,29 @@ impl Pool {
         count: usize,
         refilled: impl Fn() + Send + Sync + 'static,
     ) -> rdma_core_rs::Result<Pool> {
-        let stride = slot_size.max(1).next_multiple_of(SLOT_ALIGN);
+        // Sizes beyond the address space are what no region can have, and are refused as such.
+        let stride = slot_size.max(1).checked_next_multiple_of(SLOT_ALIGN);
+        let stride = stride.unwrap_or(usize::MAX);
+        let mut slots = Vec::new();
+        if count > 0 {
+            let mut rest = RegionSlice::alloc(pd, stride.saturating_mul(count))?;
+            slots.reserve_exact(count);
+            for _ in 0..count {
+                let mut slice = rest;
+                rest = slice.split_off(stride);
+                drop(slice.split_off(slot_size));
+                slots.push(slice);
+            }
+        }
         let shared = Arc::new(Shared {
             free: Mutex::new(Free {
-                slots: Vec::with_capacity(count),
+                slots,
                 wanted: false,
             }),
             slot_size,
             count,
             refilled: Box::new(refilled),
         });
-        if count > 0 {
-            let mut rest = RegionSlice::alloc(pd, stride.saturating_mul(count))?;
-            let mut free = shared.lock();
-            for _ in 0..count {
-                let mut slice = rest;
-                rest = slice.split_off(stride);
-                drop(slice.split_off(slot_size));
-                free.slots.push(slice);
-            }
-        }
         Ok(Pool { shared })
     }
 

@@ -163,6 +163,7 @@ impl Incoming {
 
     /// A worker for this one.
     pub(crate) fn private_worker(&self) -> Result<Worker, OpenError> {
+        self.config.check()?;
         Worker::new(&self.request.context(), &self.config.private_worker())
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rdma_cm::{ConnParam, Connecting, Connection, ConnectionEvent, Resolved, Resolving};
 use rdma_core_rs::{QpConfig, QueuePair};
 
+use super::far_future;
 use super::watchdog::Watchdog;
 use crate::config::{EndpointConfig, Receive};
 use crate::error::{Addrs, Cause, OpenError, PostErrorKind};
@@ -251,7 +252,8 @@ impl State {
         let mut qp = self.new_queue_pair(index, request.port_num())?;
         request.init_qp(&mut qp)?;
         self.adopt_queue_pair(index, qp, addrs);
-        let deadline = Instant::now() + self.endpoints[index as usize].config.connect_deadline;
+        let limit = self.endpoints[index as usize].config.connect_deadline;
+        let deadline = far_future(Instant::now(), limit);
         self.set_timer(index, Some(deadline));
         if hold {
             self.endpoints[index as usize].link = Link::Requested(Box::new(request));
