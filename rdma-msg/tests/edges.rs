@@ -1,0 +1,295 @@
+//! Settings, queues and lists at their limits.
+
+#![allow(clippy::unwrap_used)] // a failure is the test's
+
+mod common;
+
+use std::sync::mpsc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+use std::{future::Future, pin::Pin, sync::Arc};
+
+use common::{LIMIT, any_port, filled, manual, pair, pair_with, small};
+use fake_verbs::{Delivery, Fabric};
+use rdma_msg::{
+    Access, Cause, Endpoint, EndpointConfig, Listener, OpOptions, OpenError, PostErrorKind,
+    RecvError, Worker, WorkerConfig,
+};
+
+const ENOMEM: i32 = 12;
+
+/// Runs `work` on another thread, and fails if it hangs.
+fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    thread::spawn(move || done.send(work()));
+    result
+        .recv_timeout(limit)
+        .expect("it neither hangs nor panics")
+}
+
+#[test]
+fn intervals_that_cannot_be_kept_are_refused() {
+    within(LIMIT, || {
+        let _fabric = Fabric::new();
+        for time in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+            let keepalive = EndpointConfig {
+                keepalive: Some(time),
+                ..small()
+            };
+            let stall_timeout = EndpointConfig {
+                stall_timeout: Some(time),
+                ..small()
+            };
+            for config in [keepalive, stall_timeout] {
+                let error = Listener::bind(any_port(2), &config).unwrap_err();
+                assert!(matches!(error, OpenError::Config { .. }), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_deadline_beyond_the_clock_is_as_far_as_it_goes() {
+    let _fabric = Fabric::new();
+    let config = EndpointConfig {
+        connect_deadline: Duration::MAX,
+        ..small()
+    };
+    let (client, server) = pair_with(&config, &config);
+    client.send_slice(b"hi").unwrap().wait().unwrap();
+    assert_eq!(&server.recv().unwrap().buf[..], b"hi");
+}
+
+#[test]
+fn sizes_beyond_all_memory_are_errors() {
+    let _fabric = Fabric::new();
+    for (buf_size, buf_count) in [(usize::MAX, 1), (1, usize::MAX), (usize::MAX, usize::MAX)] {
+        let config = WorkerConfig {
+            buf_size,
+            buf_count,
+            ..WorkerConfig::default()
+        };
+        let error = Worker::for_addr(any_port(1), &config).unwrap_err();
+        assert!(matches!(error, OpenError::Verbs(_)), "{error}");
+    }
+}
+
+#[test]
+fn settings_changed_to_the_impossible_before_an_accept_are_refused() {
+    let _fabric = Fabric::new();
+    let listener = Listener::bind(any_port(2), &small()).unwrap();
+    let worker = Worker::for_addr(any_port(1), &WorkerConfig::default()).unwrap();
+    let refuse = |change: fn(&mut EndpointConfig)| {
+        let opening = Endpoint::connect_with(&worker, listener.local_addr(), &small()).unwrap();
+        let mut incoming = loop {
+            worker.poll();
+            worker.prepare_wait();
+            if let Some(incoming) = listener.try_accept().unwrap() {
+                break incoming;
+            }
+        };
+        change(incoming.config_mut());
+        let error = incoming.accept().unwrap_err();
+        drop(opening);
+        error
+    };
+    let error = refuse(|config| config.send_depth = u32::MAX);
+    assert!(matches!(error, OpenError::Config { .. }), "{error}");
+    let error = refuse(|config| config.extra_bufs = Some(usize::MAX));
+    assert!(matches!(error, OpenError::Verbs(_)), "{error}");
+}
+
+#[test]
+fn a_queue_pair_leaves_no_completion_behind_in_the_queue() {
+    let _fabric = Fabric::new();
+    let deep = EndpointConfig {
+        recv_depth: 600,
+        ..small()
+    };
+    let (client, server) = pair_with(&deep, &small());
+    let worker = client.worker().clone();
+    drop(client);
+    for _ in 0..5 {
+        worker.poll();
+    }
+    assert_eq!(worker.stats().stale, 0);
+    assert_eq!(worker.available(), worker.pool_size().0);
+    drop(server);
+}
+
+#[test]
+fn what_arrived_is_handed_out_before_the_end() {
+    let fabric = Fabric::new();
+    let (client, server) = pair();
+    fabric.hold_completions();
+    let operation = server.send_slice(b"the last").unwrap();
+    let id = fabric
+        .ids()
+        .into_iter()
+        .find(|id| !id.passive && id.peer.is_some());
+    fabric.inject_cm_event(id.unwrap().name, 10, 0);
+    while client.is_open() {
+        client.worker().poll();
+        client.worker().prepare_wait();
+    }
+    fabric.release_completions();
+    assert_eq!(&client.recv().unwrap().buf[..], b"the last");
+    assert!(matches!(client.recv(), Err(RecvError::Closed(_))));
+    drop(operation);
+}
+
+#[test]
+fn results_nobody_fetches_do_not_end_the_connection() {
+    let _fabric = Fabric::new();
+    // One of them has the records run out behind the first, unsignaled operation of a batch.
+    for first in 1..=3 {
+        fill_records_by_batches(first);
+    }
+}
+
+fn fill_records_by_batches(first: usize) {
+    let config = EndpointConfig {
+        send_depth: 4,
+        signal_every: 2,
+        ..small()
+    };
+    let (client, server) = pair_with(&config, &small());
+    let mut unfetched = Vec::new();
+    let mut size = first;
+    let error = loop {
+        let mut batch = client.batch();
+        for _ in 0..size {
+            batch.send(filled(&client, b"more")).unwrap();
+        }
+        size = 3;
+        let posted = batch.post();
+        unfetched.extend(posted.operations);
+        while let Some(received) = server.try_recv().unwrap() {
+            drop(received);
+        }
+        client.worker().poll();
+        match posted.error {
+            None | Some(PostErrorKind::QueueFull { .. }) => {}
+            Some(error) => break error,
+        }
+    };
+    assert!(
+        matches!(error, PostErrorKind::TooManyUnfetched { .. }),
+        "{error}"
+    );
+    assert!(client.is_open(), "{:?}", client.closed());
+    for operation in unfetched {
+        operation.wait().unwrap();
+    }
+    assert!(client.is_open());
+}
+
+#[test]
+fn who_waits_for_capacity_hears_of_results_that_are_fetched() {
+    within(LIMIT, || {
+        let _fabric = Fabric::new();
+        let config = EndpointConfig {
+            send_depth: 1,
+            ..small()
+        };
+        let (client, server) = pair_with(&config, &small());
+        let mut unfetched = Vec::new();
+        loop {
+            match client.send_slice(b"more") {
+                Ok(operation) => unfetched.push(operation),
+                Err(error) if matches!(error.kind, PostErrorKind::QueueFull { .. }) => {}
+                Err(_) => break,
+            }
+            drop(server.try_recv());
+            client.worker().poll();
+        }
+        assert_eq!(client.send_capacity(), 0);
+        let woken = Arc::new(Flag::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut waiting = std::pin::pin!(client.capacity_async(1));
+        let mut cx = Context::from_waker(&waker);
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        drop(unfetched.pop());
+        assert!(woken.0.load(std::sync::atomic::Ordering::SeqCst));
+        assert!(matches!(
+            waiting.as_mut().poll(&mut cx),
+            Poll::Ready(Ok(()))
+        ));
+    });
+}
+
+#[derive(Default)]
+struct Flag(std::sync::atomic::AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// A waker that uses the worker when it is dropped, as the last reference to a task may.
+struct Nosy(Worker);
+
+impl Wake for Nosy {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Nosy {
+    fn drop(&mut self) {
+        self.0.open_operations();
+    }
+}
+
+#[test]
+fn a_waker_that_is_replaced_by_a_waiting_thread_may_use_the_worker() {
+    within(LIMIT, || {
+        let fabric = Fabric::new();
+        let (client, server) = pair();
+        fabric.set_delivery(Delivery::Manual);
+        let mut operation = client.send_slice(b"slow").unwrap();
+        let waker = Waker::from(Arc::new(Nosy(client.worker().clone())));
+        let polled = Pin::new(&mut operation).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        drop(waker);
+        let soon = std::time::Instant::now() + Duration::from_millis(10);
+        operation.wait_deadline(soon).unwrap_err();
+        fabric.set_delivery(Delivery::Auto);
+        fabric.deliver();
+        operation.wait().unwrap();
+        drop(server);
+    });
+}
+
+#[test]
+fn a_read_with_the_option_inline_is_a_read() {
+    let _fabric = Fabric::new();
+    let (client, server) = pair_with(&manual(), &manual());
+    let region = server.expose(64, Access::REMOTE_READ).unwrap();
+    region.write_at(0, b"remote").unwrap();
+    let inline = OpOptions {
+        inline: true,
+        ..OpOptions::default()
+    };
+    let remote = region.descriptor().slice(0..6).unwrap();
+    let buf = client.alloc(0).unwrap();
+    let read = client.with(inline).read(buf, remote).unwrap();
+    assert_eq!(&read.wait().unwrap().buf.unwrap()[..], b"remote");
+    let mut batch = client.batch();
+    batch.options(inline);
+    batch.read(client.alloc(0).unwrap(), remote).unwrap();
+    for read in batch.post().accepted().unwrap() {
+        assert_eq!(&read.wait().unwrap().buf.unwrap()[..], b"remote");
+    }
+}
+
+#[test]
+fn an_endpoint_whose_receive_is_refused_ends_without_another_poll() {
+    let fabric = Fabric::new();
+    let (client, server) = pair();
+    server.send_slice(b"one").unwrap().wait().unwrap();
+    fabric.refuse_post_at("ibv_post_recv", 0, ENOMEM);
+    assert_eq!(&client.recv().unwrap().buf[..], b"one");
+    assert!(!client.is_open());
+    assert_eq!(*client.closed().unwrap(), Cause::QueuePairError);
+}
