@@ -105,6 +105,7 @@ impl fmt::Display for OpKind {
 /// |---|---|
 /// | failed itself, and the peer or the own device refused it | [`Failed`](Outcome::Failed) |
 /// | failed itself because the peer never acknowledged it (`RETRY_EXC_ERR`, a lost link) | [`Unknown`](Outcome::Unknown): the acknowledgement may be what was lost |
+/// | failed itself with a status that does not tell (a bad answer, an abort, a fatal or general error; for an atomic any error on this side, which may be one of taking the answer in) | `Unknown` |
 /// | stood in the send queue behind a send or write that the *peer* refused (access error, invalid request, operation error, receiver not ready) | [`NotSent`](Outcome::NotSent): the responder does not go past a refused request |
 /// | stood in the send queue behind anything else that failed | `Unknown`: its packets may have gone out already; behind a failed read or atomic too, since a responder may start on later requests before it has answered a read |
 /// | was in the send queue when the connection ended for another reason (disconnected, peer died, closed) | `Unknown` |

@@ -747,7 +747,7 @@ impl<B> Tracker<B> {
             lane.cause = Some(Arc::clone(&cause));
             self.settle(index, &cause, wakers);
         }
-        let outcome = if unanswered(status) {
+        let outcome = if unanswered(kind, status) {
             Outcome::Unknown
         } else {
             Outcome::Failed
@@ -1059,9 +1059,17 @@ fn refused_by_peer(status: WcStatus) -> bool {
     )
 }
 
-/// The peer never answered, so it is not known what it did.
-fn unanswered(status: WcStatus) -> bool {
-    matches!(status, WcStatus::RetryExcErr | WcStatus::RespTimeoutErr)
+/// The peer never answered, or in a way that does not tell what it did.
+fn unanswered(kind: OpKind, status: WcStatus) -> bool {
+    match status {
+        WcStatus::RetryExcErr | WcStatus::RespTimeoutErr => true,
+        WcStatus::BadRespErr
+        | WcStatus::RemAbortErr
+        | WcStatus::FatalErr
+        | WcStatus::GeneralErr => !kind.is_receive(),
+        // The error can be one of taking the answer in.
+        _ => kind.is_atomic() && !refused_by_peer(status),
+    }
 }
 
 #[cfg(test)]

@@ -976,3 +976,31 @@ proptest! {
         prop_assert_eq!(counter.0.load(Ordering::Relaxed), wakes);
     }
 }
+
+#[test]
+fn a_failure_that_does_not_tell_leaves_it_unknown() {
+    let cases = [
+        (OpKind::Send, WcStatus::FatalErr, Outcome::Unknown),
+        (OpKind::Send, WcStatus::BadRespErr, Outcome::Unknown),
+        (OpKind::Write, WcStatus::GeneralErr, Outcome::Unknown),
+        (OpKind::FetchAdd, WcStatus::LocProtErr, Outcome::Unknown),
+        (OpKind::FetchAdd, WcStatus::RemAccessErr, Outcome::Failed),
+        (OpKind::Send, WcStatus::LocProtErr, Outcome::Failed),
+        (OpKind::Receive, WcStatus::LocLenErr, Outcome::Failed),
+    ];
+    for (kind, status, expected) in cases {
+        let mut bed = Bed::new(1, 1);
+        let id = bed.post(kind, "");
+        let failed = Ending::Failed {
+            status,
+            vendor_err: 0,
+        };
+        bed.complete(id, failed);
+        let finished = bed.tracker.take(id).unwrap();
+        assert_eq!(
+            finished.result.unwrap_err().outcome,
+            expected,
+            "{kind} {status:?}"
+        );
+    }
+}
