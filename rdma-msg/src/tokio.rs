@@ -106,7 +106,7 @@ impl Turn {
         let worker = Worker {
             inner: self.worker.upgrade()?,
         };
-        worker.poll();
+        worker.turn();
         Some(worker.prepare_wait())
     }
 }

@@ -15,9 +15,7 @@ use std::mem::{self, MaybeUninit};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicBool;
-#[cfg(feature = "tokio")]
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -67,7 +65,6 @@ pub(crate) struct WorkerInner {
     poller: Arc<Poller>,
     spin_time: Duration,
     /// A task of a runtime polls it.
-    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
     driven: AtomicBool,
 }
 
@@ -179,6 +176,15 @@ impl Worker {
     /// looks at many endpoints in turn. Completions are looked at each time; the connection manager
     /// and the timers once in a while, and always after [`prepare_wait`](Worker::prepare_wait).
     pub fn poll(&self) -> usize {
+        if self.inner.is_driven() {
+            // The loop that sleeps on the descriptor is the driver, and it goes on sleeping.
+            return self.inner.with(State::poll_step);
+        }
+        self.turn()
+    }
+
+    /// A poll by the loop that may have slept on the descriptor.
+    pub(crate) fn turn(&self) -> usize {
         self.inner.with(|state| {
             let count = state.poll_step();
             if mem::take(&mut state.foreign) {
@@ -327,6 +333,10 @@ impl WorkerInner {
 
     pub(crate) fn spin_time(&self) -> Duration {
         self.spin_time
+    }
+
+    fn is_driven(&self) -> bool {
+        self.driven.load(Ordering::Acquire)
     }
 }
 

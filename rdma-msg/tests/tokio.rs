@@ -7,10 +7,12 @@ mod common;
 use std::future::Future;
 use std::time::Duration;
 
-use common::{LIMIT, any_port, filled, small};
+use common::{LIMIT, any_port, filled, manual, small};
 use fake_verbs::{Delivery, Fabric};
 use rdma_msg::tokio::{accept, connect, establish};
-use rdma_msg::{Access, Cause, Endpoint, EndpointConfig, Listener, OpenError, RecvError};
+use rdma_msg::{
+    Access, Cause, CloseError, Endpoint, EndpointConfig, Listener, OpenError, RecvError,
+};
 
 /// Runs the story in both kinds of runtime, each ended by a limit.
 fn in_both_runtimes<F: Future<Output = ()>>(story: impl Fn() -> F) {
@@ -40,6 +42,29 @@ async fn pair_with(config: &EndpointConfig) -> (Endpoint, Endpoint) {
         establish(accept(&listener).await?).await
     });
     (client.unwrap(), server.unwrap())
+}
+
+#[test]
+fn a_poll_by_somebody_else_does_not_make_the_driver_oversleep() {
+    in_both_runtimes(|| async {
+        let config = EndpointConfig {
+            stall_timeout: None,
+            ..manual()
+        };
+        let (client, server) = pair_with(&config).await;
+        // No receive is there for it, so it stays.
+        let stuck = client.send(filled(&client, b"stuck")).unwrap();
+        // Here the driver has found no timer, and sleeps without an end.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        client.worker().poll();
+        let closed = client.close_async(Duration::from_millis(20)).await;
+        assert!(matches!(
+            closed,
+            Err(CloseError::TimedOut { unfinished: 1 })
+        ));
+        stuck.await.unwrap_err();
+        drop(server);
+    });
 }
 
 #[test]
