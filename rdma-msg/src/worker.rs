@@ -623,16 +623,18 @@ impl State {
     /// Looks at everything that is not a completion, without waiting.
     #[cold]
     pub(crate) fn tend(&mut self) {
+        let mut calmed = false;
         loop {
             let batch = self.poller.wait(Some(Duration::ZERO));
+            calmed |= self.leader.is_none() && batch.iter().any(|ready| ready == Ready::Kick);
             self.handle(&batch);
             if !batch.is_full() {
                 break;
             }
         }
-        // The event that would have woken a sleeper may just have been fetched here: it has to come
-        // round and arm again, or it would sleep for ever.
-        if !self.armed && (self.foreign || self.leader.is_some()) {
+        // The event that would have woken a sleeper, or the kick that was meant for it, may just have
+        // been fetched here: it has to come round and arm again, or it would sleep for ever.
+        if (!self.armed || calmed) && (self.foreign || self.leader.is_some()) {
             self.poller.kick();
         }
     }
