@@ -177,6 +177,7 @@ fn drop_guarded(old: Option<Waker>) {
 
 /// `old` gets the waker that was registered before, which may be a task's, to be dropped where no lock
 /// is held.
+/// Whoever comes here has polled, and who goes on to sleep polls again once the queue is armed.
 fn next_turn<W: Watch>(
     state: &mut State,
     watch: &mut W,
@@ -184,7 +185,6 @@ fn next_turn<W: Watch>(
     parker: &Arc<Parker>,
     old: &mut Option<Waker>,
 ) -> Turn<W::Output> {
-    state.poll();
     if let Some(output) = watch.check(state) {
         state.pass_the_lead();
         return Turn::Done(Some(output));
@@ -228,7 +228,6 @@ fn lead<W: Watch>(
         let _own = watch.unregister(state, parker.key);
         state.stop_leading();
         state.handle(&batch);
-        state.poll();
         let output = watch.check(state);
         if output.is_some() {
             state.pass_the_lead();
