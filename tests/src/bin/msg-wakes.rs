@@ -1,6 +1,7 @@
 //! What a wake-up costs, for a test that counts system calls: two endpoints in one process that sleep
 //! for each message. Looks for a file that is not there where counting begins and ends, and then says
-//! how often threads slept and how many requests were posted meanwhile.
+//! how often threads slept, armed the queue and fetched an event, and how many requests were posted,
+//! meanwhile.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -31,7 +32,13 @@ fn main() -> Result<()> {
     (0..ROUNDS).try_for_each(|_| round(&client))?;
     let _ = std::fs::metadata("/counting-ends");
     let after = client.worker().stats();
-    println!("{} {}", after.sleeps - before.sleeps, ROUNDS);
+    println!(
+        "{} {} {} {}",
+        after.sleeps - before.sleeps,
+        after.arms - before.arms,
+        after.events - before.events,
+        ROUNDS
+    );
     client.close(config.close_deadline)?;
     server.join().map_err(|_| "the server panicked")?
 }

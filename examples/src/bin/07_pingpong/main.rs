@@ -47,6 +47,9 @@ use wire::Op;
 const PORT: u16 = 7473;
 /// How long either side waits for the other's next step before it gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// For connecting to a server that is known to be there: only a busy machine makes it slow to answer.
+const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// Control messages are at most this long.
 const CONTROL: usize = 256;
 
@@ -176,7 +179,10 @@ fn main() -> ExitCode {
             announce(listener.local_addr());
             serve(&listener, max_size, clients, stats)
         }
-        Role::Client { addr, run } => measure(cli::address(&addr, PORT)?, &run),
+        Role::Client { addr, run } => {
+            let deadline = EndpointConfig::default().connect_deadline;
+            measure(cli::address(&addr, PORT)?, &run, deadline)
+        }
         Role::Both { server_addr, run } => both(cli::address(&server_addr, PORT)?, &run),
     })
 }
@@ -224,18 +230,21 @@ fn both(server: SocketAddr, run: &Run) -> Result<()> {
     args.extend(["--clients", "1"]);
     args.extend(run.stats.then_some("--stats"));
     let mut peer = Peer::start(args)?;
-    measure(peer.listening()?, run)?;
+    measure(peer.listening()?, run, CONNECT_TIME)?;
     peer.finish(PATIENCE)
 }
 
-/// Runs all sizes over one connection and prints the result.
-fn measure(server: SocketAddr, run: &Run) -> Result<()> {
+/// Runs all sizes over one connection, made by `deadline`, and prints the result.
+fn measure(server: SocketAddr, run: &Run, deadline: Duration) -> Result<()> {
     let source = run
         .client_addr
         .as_deref()
         .map(|addr| cli::address(addr, 0))
         .transpose()?;
-    let config = config(run.largest(), run.wait, source);
+    let config = EndpointConfig {
+        connect_deadline: deadline,
+        ..config(run.largest(), run.wait, source)
+    };
     let endpoint = Endpoint::connect(server, &config)?;
     let mut rows = Vec::new();
     if !run.json {
