@@ -201,6 +201,16 @@ impl End {
         !self.early.is_empty()
     }
 
+    /// How many receives have completed that nobody has expected yet.
+    pub(crate) fn arrived(&mut self) -> usize {
+        let mut before = usize::MAX;
+        while before != self.early.len() {
+            before = self.early.len();
+            self.has_completion();
+        }
+        self.early.iter().filter(|wc| wc.wr_id() == RECV).count()
+    }
+
     pub(crate) fn expect_sent(&mut self) {
         assert_eq!(self.completion(SEND).status(), WcStatus::Success);
     }
