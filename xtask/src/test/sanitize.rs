@@ -25,7 +25,7 @@ struct UnderMiri {
 const MIRI: &[UnderMiri] = &[
     UnderMiri {
         package: "rdma-core-rs",
-        // Not `refused`, which leaks on purpose, nor `scenarios`, which take half an hour.
+        // Not `refused`, which leaks on purpose, and of `scenarios` some: all take half an hour.
         targets: &["--lib", "--test", "faults"],
         tests: &[
             // These look at files of the machine.
@@ -34,6 +34,11 @@ const MIRI: &[UnderMiri] = &[
             "--skip",
             "missing_permission_and_missing_support",
         ],
+    },
+    UnderMiri {
+        package: "rdma-core-rs",
+        targets: &["--test", "scenarios"],
+        tests: &["send", "write"],
     },
     UnderMiri {
         package: "rdma-cm",
