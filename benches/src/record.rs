@@ -2,6 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Who runs: the floor that waits for news of the connection as well.
+pub const FLOOR_WATCHING: &str = "floor watching the CM";
+/// Who runs: connections with rdma-cm and rdma-core-rs.
+pub const OURS_CM: &str = "ours without rdma-msg";
+
+/// Whether this is one of our own programs, not a tool that we measure against.
+pub fn is_own(who: &str) -> bool {
+    ["ours", OURS_CM, "floor", FLOOR_WATCHING].contains(&who)
+}
+
 /// One line that the suite writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]

@@ -122,6 +122,9 @@ pub struct Spec {
     /// Do not take a time stamp around each operation.
     #[arg(long)]
     pub no_samples: bool,
+    /// Connect with rdma-cm and rdma-core-rs, without rdma-msg.
+    #[arg(long)]
+    pub cm: bool,
     /// Seconds after which the process is killed.
     #[arg(long, default_value_t = 60)]
     pub limit: u32,

@@ -1,6 +1,6 @@
 //! From single runs to rows: medians over the rounds, and who comes closest.
 
-use rdma_bench::record::{Figures, Run};
+use rdma_bench::record::{Figures, Run, is_own};
 use rdma_bench::stats::{median, spread};
 use serde::Serialize;
 
@@ -50,10 +50,7 @@ impl Row {
 impl Entry {
     /// A tool that does the same as the row.
     fn is_peer(&self) -> bool {
-        !matches!(
-            self.who.as_str(),
-            "ours" | "floor" | "floor watching the CM"
-        ) && !self.who.contains("a cycle of")
+        !is_own(&self.who) && !self.who.contains("a cycle of")
     }
 
     /// Microseconds of an operation: the median where the program says it, else the mean.

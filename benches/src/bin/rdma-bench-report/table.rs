@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rdma_bench::record::{Bed, Figures};
+use rdma_bench::record::{Bed, FLOOR_WATCHING, Figures};
 
 use crate::row::{Entry, Row};
 
@@ -67,7 +67,7 @@ fn latency(rows: &[Row]) {
             time(row.entry("ours")),
             time(row.entry("floor")),
             ratio(row.entry("ours"), row.entry("floor")),
-            ratio(row.entry("ours"), row.entry("floor watching the CM")),
+            ratio(row.entry("ours"), row.entry(FLOOR_WATCHING)),
             named(best, time),
             ratio(row.entry("ours"), best),
             percent(

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_bench::record::{Bed, Record, Run};
+use rdma_bench::record::{Bed, Record, Run, is_own};
 
 use case::Case;
 use pair::Pair;
@@ -132,11 +132,12 @@ fn run_once(case: &Case, contender: &Contender, round: u32, port: u16) -> Run {
     let outcome = match &contender.commands {
         Ok(commands) => {
             let pair = Pair::new(commands, port, contender.ready);
-            let limit = match contender.name {
-                "ours" | "floor" | "floor watching the CM" => case.limit_s(),
-                _ => PEER_LIMIT_S,
+            let seconds = if is_own(contender.name) {
+                case.limit_s()
+            } else {
+                PEER_LIMIT_S
             };
-            let limit = Duration::from_secs(limit);
+            let limit = Duration::from_secs(seconds);
             let finished = match contender.killed_after {
                 Some(lead) => pair.kill_the_server_after(lead, limit),
                 None => pair.run(limit),

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use rdma_bench::record::Figures;
+use rdma_bench::record::{FLOOR_WATCHING, Figures, OURS_CM};
 use rdma_bench::spec::{Mode, Op, Wait};
 
 use crate::Options;
@@ -25,7 +25,11 @@ pub(crate) struct Contender {
 pub(crate) fn contenders(options: &Options, case: &Case) -> Vec<Contender> {
     let mut list = Vec::new();
     if let Some(program) = &options.ours {
-        list.push(ours(&program.to_string_lossy(), options, case));
+        let program = program.to_string_lossy();
+        list.push(ours(&program, options, case));
+        if case.mode == Mode::Connect {
+            list.push(with_cm(&program, options, case));
+        }
     }
     let floor = options.floor.to_string_lossy();
     list.push(own("floor", &floor, options, case));
@@ -34,7 +38,7 @@ pub(crate) fn contenders(options: &Options, case: &Case) -> Vec<Contender> {
             wait: Wait::Watch,
             ..*case
         };
-        list.push(own("floor watching the CM", &floor, options, &watching));
+        list.push(own(FLOOR_WATCHING, &floor, options, &watching));
     }
     list.extend(peers(options, case));
     list
@@ -48,6 +52,15 @@ fn ours(program: &str, options: &Options, case: &Case) -> Contender {
         );
     }
     own("ours", program, options, case)
+}
+
+/// Without rdma-msg, its server aside.
+fn with_cm(program: &str, options: &Options, case: &Case) -> Contender {
+    let mut contender = own(OURS_CM, program, options, case);
+    if let Ok(commands) = &mut contender.commands {
+        commands.client.push("--cm".to_owned());
+    }
+    contender
 }
 
 /// Our program and the floor take the same options and print the same JSON.

@@ -143,7 +143,7 @@ pub(crate) fn endpoint_config(spec: &Spec) -> EndpointConfig {
     }
 }
 
-fn worker_config(spec: &Spec, config: &EndpointConfig) -> WorkerConfig {
+pub(crate) fn worker_config(spec: &Spec, config: &EndpointConfig) -> WorkerConfig {
     WorkerConfig {
         max_in_flight: config.send_depth + config.recv_depth + 1,
         buf_size: spec.size.max(8) as usize,
@@ -163,7 +163,7 @@ fn wait(spec: &Spec) -> rdma_msg::Wait {
     }
 }
 
-fn access() -> Access {
+pub(crate) fn access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC
 }
 
