@@ -313,10 +313,7 @@ impl<B> PostError<B> {
 
     /// Whether the queue was full, so that the same post can succeed once something completed.
     pub fn is_full(&self) -> bool {
-        matches!(
-            self.kind,
-            PostErrorKind::QueueFull { .. } | PostErrorKind::TooManyUnfetched { .. }
-        )
+        matches!(self.kind, PostErrorKind::QueueFull { .. })
     }
 }
 
@@ -340,13 +337,6 @@ pub enum PostErrorKind {
         queue: Queue,
         /// How many operations it holds.
         depth: u32,
-    },
-    /// Too many operations have ended whose results nobody has fetched: wait for or drop some
-    /// [`Operation`](crate::Operation)s.
-    #[error("{count} operations are in flight or ended without their result having been fetched")]
-    TooManyUnfetched {
-        /// How many the endpoint may have.
-        count: u32,
     },
     /// The endpoint has ended or is being closed.
     #[error("the endpoint is closed: {cause}")]

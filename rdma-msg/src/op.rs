@@ -168,6 +168,8 @@ fn word(bytes: &[u8]) -> Option<u64> {
 /// holds the buffer. Wait for it with [`wait`](Operation::wait), by `.await`, or look with
 /// [`try_result`](Operation::try_result); from any thread.
 ///
+/// A result that is not fetched keeps its buffer, and some hundred bytes.
+///
 /// # Dropping
 ///
 /// Dropping it gives up the result, not the operation: it takes place all the same, and its buffer
@@ -257,7 +259,6 @@ impl Watch for Ticket {
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
         let id = self.0.expect("the result of an operation can be had once");
         let finished = state.tracker.take(id)?;
-        state.wake_relieved();
         self.0 = None;
         Some(finish(finished))
     }
@@ -287,11 +288,7 @@ impl Drop for Operation {
     fn drop(&mut self) {
         if let Some(id) = self.ticket.0 {
             // What comes out is dropped after the lock is released: a waker is foreign code.
-            drop(self.worker.with(|state| {
-                let forgotten = state.tracker.forget(id);
-                state.wake_relieved();
-                forgotten
-            }));
+            drop(self.worker.with(|state| state.tracker.forget(id)));
         }
     }
 }

@@ -368,10 +368,7 @@ fn too_long(range: rdma_core_rs::OutOfRange) -> PostErrorKind {
 
 impl From<Full> for PostErrorKind {
     #[cold]
-    fn from(full: Full) -> PostErrorKind {
-        match full {
-            Full::Queue(queue, depth) => PostErrorKind::QueueFull { queue, depth },
-            Full::Records(count) => PostErrorKind::TooManyUnfetched { count },
-        }
+    fn from(Full(queue, depth): Full) -> PostErrorKind {
+        PostErrorKind::QueueFull { queue, depth }
     }
 }

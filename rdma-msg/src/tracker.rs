@@ -42,20 +42,12 @@ pub(crate) struct LaneLimits {
     pub(crate) send_depth: u32,
     /// Operations in flight in the receive queue.
     pub(crate) recv_depth: u32,
-    /// Records altogether: in flight, or ended without their result having been fetched. The last
-    /// one is for a probe.
+    /// Records that are made beforehand. Results that were not fetched take more if they have to: it is
+    /// no more than the program has `Operation`s, and if they took room from posting, who waits for
+    /// that room could wait for itself.
     pub(crate) records: u32,
     /// Longest run of unsignaled operations, so that slots come back in time.
     pub(crate) max_unsignaled: u32,
-}
-
-impl LaneLimits {
-    /// Records that operations of this kind may fill up to: a probe always finds one, for the end of
-    /// a batch and the keepalive do not depend on results being fetched.
-    #[inline]
-    fn records_for(&self, kind: OpKind) -> u32 {
-        self.records - u32::from(kind != OpKind::Probe)
-    }
 }
 
 /// Who gets the result of an operation.
@@ -79,14 +71,9 @@ pub(crate) struct Begin {
     pub(crate) signaled: bool,
 }
 
-/// A record could not be begun; what is full.
+/// A record could not be begun: the queue is full. With its depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
-    /// The queue, with its depth.
-    Queue(Queue, u32),
-    /// The records, with their number.
-    Records(u32),
-}
+pub(crate) struct Full(pub(crate) Queue, pub(crate) u32);
 
 /// A completion as the hardware reported it, with only the fields that are valid in its case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,8 +189,6 @@ pub(crate) struct Tracker<B> {
     cq_reserved: u32,
     records_reserved: usize,
     stale: u64,
-    /// The owner of a lane that somebody found short of records, now that it has one again.
-    relieved: Option<u32>,
     /// Of the lanes that are gone.
     past: Tally,
 }
@@ -258,8 +243,6 @@ struct Lane {
     recvs: List,
     flushed: List,
     records: u32,
-    /// Somebody waits for records, see [`Tracker::relieved`].
-    short: bool,
     /// Operations at the tail of the send queue that no signaled one follows.
     unsignaled_tail: u32,
     cause: Option<Arc<Cause>>,
@@ -299,12 +282,11 @@ impl<B> Tracker<B> {
             cq_reserved: 0,
             records_reserved: 0,
             stale: 0,
-            relieved: None,
             past: Tally::default(),
         }
     }
 
-    /// Makes a lane for `owner`. Everything it will ever need is allocated here.
+    /// Makes a lane for `owner`, and all the records it needs if results are fetched in time.
     ///
     /// Each operation can put one entry into the completion queue, the unsignaled ones too when they
     /// fail, so a place for each is reserved and the queue cannot overrun (I7).
@@ -330,7 +312,6 @@ impl<B> Tracker<B> {
             recvs: EMPTY,
             flushed: EMPTY,
             records: 0,
-            short: false,
             unsignaled_tail: 0,
             cause: None,
             refused: None,
@@ -381,11 +362,7 @@ impl<B> Tracker<B> {
         };
         if state.queue(what.kind).len >= depth {
             state.tally.queue_full += 1;
-            return Err(Full::Queue(queue_of(what.kind), depth));
-        }
-        if state.records >= state.limits.records_for(what.kind) || self.free == NONE {
-            state.tally.queue_full += 1;
-            return Err(Full::Records(state.limits.records_for(what.kind)));
+            return Err(Full(queue_of(what.kind), depth));
         }
         state.records += 1;
         state.tally.posted[what.kind as usize] += 1;
@@ -395,6 +372,9 @@ impl<B> Tracker<B> {
             } else {
                 state.unsignaled_tail + 1
             };
+        }
+        if self.free == NONE {
+            self.grow_to(self.slots.len() + 1);
         }
         let slot = self.free;
         self.free = self.slots[slot as usize].next;
@@ -593,25 +573,7 @@ impl<B> Tracker<B> {
     #[inline]
     pub(crate) fn send_capacity(&self, lane: LaneId) -> u32 {
         let lane = &self.lanes[lane.0 as usize];
-        let queue = lane.limits.send_depth.saturating_sub(lane.sends.len);
-        queue.min(
-            lane.limits
-                .records_for(OpKind::Send)
-                .saturating_sub(lane.records),
-        )
-    }
-
-    /// Somebody waits for more capacity than the lane has: [`relieved`](Self::relieved) will tell when
-    /// a record is free again.
-    pub(crate) fn want_records(&mut self, lane: LaneId) {
-        self.lanes[lane.0 as usize].short = true;
-    }
-
-    /// The owner of a lane whose records were [wanted](Self::want_records) and of which one came
-    /// free, once.
-    #[inline]
-    pub(crate) fn relieved(&mut self) -> Option<u32> {
-        self.relieved.take()
+        lane.limits.send_depth.saturating_sub(lane.sends.len)
     }
 
     /// What the lane may use.
@@ -638,7 +600,7 @@ impl<B> Tracker<B> {
         total
     }
 
-    /// Records that all lanes together may use.
+    /// Records that were made beforehand for the lanes that are there.
     pub(crate) fn records_reserved(&self) -> usize {
         self.records_reserved
     }
@@ -881,6 +843,7 @@ impl<B> Tracker<B> {
         &mut self.lanes[lane.0 as usize]
     }
 
+    #[cold]
     fn grow_to(&mut self, count: usize) {
         while self.slots.len() < count {
             let slot = self.slots.len() as u32;
@@ -949,10 +912,6 @@ impl<B> Tracker<B> {
         self.free = slot;
         let lane = &mut self.lanes[record.lane as usize];
         lane.records -= 1;
-        if lane.short {
-            lane.short = false;
-            self.relieved = Some(lane.owner);
-        }
         if lane.detached {
             self.reap_lane(record.lane);
         }

@@ -571,16 +571,6 @@ impl State {
         }
     }
 
-    /// Wakes who waits for the record that just came free.
-    #[inline]
-    pub(crate) fn wake_relieved(&mut self) {
-        if let Some(owner) = self.tracker.relieved()
-            && let Some(ep) = self.endpoints.get_mut(owner as usize)
-        {
-            ep.posters.wake_all(&mut self.wakers);
-        }
-    }
-
     /// Has an endpoint looked at after the batch.
     pub(crate) fn mark(&mut self, index: u32) {
         if let Some(ep) = self.endpoints.get_mut(index as usize)

@@ -236,31 +236,6 @@ fn a_full_queue_is_told_and_can_be_waited_for() {
 }
 
 #[test]
-fn results_that_nobody_fetches_are_bounded() {
-    let _fabric = Fabric::new();
-    let (client, server) = pair();
-    let mut kept = Vec::new();
-    let refused = loop {
-        match client.send_slice(b"x") {
-            Ok(operation) => kept.push(operation),
-            Err(error) => match error.kind {
-                PostErrorKind::QueueFull { .. } => {
-                    client.wait_capacity(1, None).unwrap();
-                }
-                kind => break kind,
-            },
-        }
-        while server.try_recv().unwrap().is_some() {}
-    };
-    assert!(
-        matches!(refused, PostErrorKind::TooManyUnfetched { .. }),
-        "{refused}"
-    );
-    kept.clear();
-    client.send_slice(b"goes on").unwrap().wait().unwrap();
-}
-
-#[test]
 fn a_dropped_operation_takes_place_all_the_same() {
     let _fabric = Fabric::new();
     let (client, server) = pair();

@@ -198,8 +198,8 @@ impl Endpoint {
     /// Waits until `count` operations can be posted, or until `deadline` (`None`: for ever).
     /// Other threads may post them first. False if the deadline passed.
     ///
-    /// Results that were not fetched take room as well
-    /// ([`TooManyUnfetched`](PostErrorKind::TooManyUnfetched)): who holds on to them may wait in vain.
+    /// Room is made by operations that end, whether or not their results are fetched: who holds all
+    /// results waits for the device alone.
     ///
     /// # Errors
     ///
@@ -989,8 +989,6 @@ impl Watch for CapacityWatch {
         if state.tracker.send_capacity(lane) >= count {
             return Some(Ok(()));
         }
-        // Results that are fetched make room as well, and raise no completion.
-        state.tracker.want_records(lane);
         None
     }
 
