@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -18,52 +20,49 @@ use crate::wr_id::WrId;
 
 /// The buffers of an operation, owned by its record while it is in flight (I1).
 #[derive(Debug, Default)]
-pub(crate) struct Payload {
-    pub(crate) first: Option<Buf>,
-    /// The further ones of a gathered operation.
-    pub(crate) more: Vec<Buf>,
+#[repr(u8)] // a tag of its own is cheaper to look at than one hidden in the capacity of a Vec
+pub(crate) enum Payload {
+    /// What is sent lies in the work request itself.
+    #[default]
+    None,
+    One(Buf),
+    /// Those of a gathered operation, at least one, in the order in which they are sent.
+    Many(Vec<Buf>),
 }
 
 impl Payload {
-    /// Nothing: what is sent lies in the work request itself.
-    pub(crate) const fn none() -> Payload {
-        Payload {
-            first: None,
-            more: Vec::new(),
-        }
-    }
-
     #[inline]
-    pub(crate) fn one(buf: Buf) -> Payload {
-        Payload {
-            first: Some(buf),
-            more: Vec::new(),
+    pub(crate) fn bufs(&self) -> &[Buf] {
+        match self {
+            Payload::None => &[],
+            Payload::One(buf) => slice::from_ref(buf),
+            Payload::Many(bufs) => bufs,
         }
     }
 
-    /// In the order in which they are sent.
-    pub(crate) fn gather(mut bufs: Vec<Buf>) -> Payload {
-        if bufs.is_empty() {
-            return Payload::none();
+    /// Bytes in use of all of them.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Payload::One(buf) => buf.len() as u64,
+            _ => self.bufs().iter().map(|buf| buf.len() as u64).sum(),
         }
-        let first = Some(bufs.remove(0));
-        Payload { first, more: bufs }
     }
 
-    pub(crate) fn into_bufs(self) -> Vec<Buf> {
-        let Payload { first, mut more } = self;
-        if let Some(first) = first {
-            more.insert(0, first);
+    /// The first buffer, and the further ones.
+    #[inline]
+    pub(crate) fn split(self) -> (Option<Buf>, Vec<Buf>) {
+        match self {
+            Payload::None => (None, Vec::new()),
+            Payload::One(buf) => (Some(buf), Vec::new()),
+            Payload::Many(mut bufs) => (Some(bufs.remove(0)), bufs),
         }
-        more
     }
 
     /// The buffers become unreachable for ever: the NIC may still use them.
     pub(crate) fn leak(&mut self) -> usize {
-        let Payload { first, more } = std::mem::take(self);
-        let count = usize::from(first.is_some()) + more.len();
-        std::mem::forget(first);
-        std::mem::forget(more);
+        let count = self.bufs().len();
+        mem::forget(mem::take(self));
         count
     }
 }
@@ -109,16 +108,14 @@ impl Received {
 }
 
 /// Turns a record that has ended into what its owner gets.
-#[inline]
+#[inline(always)]
 pub(crate) fn finish(finished: Finished<Payload>) -> Result<Completion, OpError> {
     let Finished {
         kind: op,
-        buf: Payload {
-            first: mut buf,
-            more,
-        },
+        buf: payload,
         result,
     } = finished;
+    let (mut buf, more) = payload.split();
     let value = if op.is_atomic() {
         buf.take().as_deref().and_then(word)
     } else {
@@ -214,7 +211,6 @@ impl Operation {
     /// # Panics
     ///
     /// If the result was handed out before.
-    #[inline]
     pub fn wait(mut self) -> Result<Completion, OpError> {
         match wait::wait(&self.worker, &mut self.ticket, None) {
             Some(result) => result,
@@ -256,6 +252,11 @@ impl Watch for Ticket {
     type Output = Result<Completion, OpError>;
 
     #[inline]
+    fn is_there(&self, state: &State) -> bool {
+        self.0.is_some_and(|id| state.tracker.has_ended(id))
+    }
+
+    #[inline(always)] // the result is built where it goes
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
         let id = self.0.expect("the result of an operation can be had once");
         let finished = state.tracker.take(id)?;

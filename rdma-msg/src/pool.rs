@@ -19,10 +19,15 @@ use rdma_core_rs::{ProtectionDomain, RegionSlice};
 ///
 /// What lies behind the length is what the slot's former user left there.
 pub struct Buf {
-    /// `None` only while it is being dropped.
-    slice: Option<RegionSlice>,
+    /// `None` only while it is being dropped. A pointer, so that moving a buffer moves eight bytes.
+    slot: Option<Box<Slot>>,
+}
+
+/// What a buffer is the right to. Allocated once, with the pool.
+struct Slot {
+    slice: RegionSlice,
     len: usize,
-    /// Where the slot returns to; a buffer that was registered on its own has none.
+    /// Where it returns to. None while it is there, and for memory that was registered on its own.
     home: Option<Arc<Shared>>,
 }
 
@@ -30,23 +35,30 @@ impl Buf {
     /// Wraps memory that was registered on its own; all of it is in use.
     pub(crate) fn from_slice(slice: RegionSlice) -> Buf {
         let len = slice.len();
+        let home = None;
         Buf {
-            slice: Some(slice),
-            len,
-            home: None,
+            slot: Some(Box::new(Slot { slice, len, home })),
         }
+    }
+
+    /// The right to a slot of the pool `home`.
+    #[inline]
+    fn of_pool(mut slot: Box<Slot>, len: usize, home: Arc<Shared>) -> Buf {
+        slot.len = len;
+        slot.home = Some(home);
+        Buf { slot: Some(slot) }
     }
 
     /// The number of bytes in use: what is sent, or what was received.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.slot().len
     }
 
     /// Whether no byte is in use.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// The number of bytes there is room for.
@@ -66,7 +78,7 @@ impl Buf {
             "{len} bytes in a buffer of {}",
             self.capacity()
         );
-        self.len = len;
+        self.slot_mut().len = len;
     }
 
     /// Copies `bytes` to the start and makes them the content.
@@ -90,8 +102,21 @@ impl Buf {
     /// The registered memory, for its whole capacity.
     #[inline]
     pub(crate) fn slice(&self) -> &RegionSlice {
-        match &self.slice {
-            Some(slice) => slice,
+        &self.slot().slice
+    }
+
+    #[inline]
+    fn slot(&self) -> &Slot {
+        match &self.slot {
+            Some(slot) => slot,
+            None => unreachable!("only drop takes the slot"),
+        }
+    }
+
+    #[inline]
+    fn slot_mut(&mut self) -> &mut Slot {
+        match &mut self.slot {
+            Some(slot) => slot,
             None => unreachable!("only drop takes the slot"),
         }
     }
@@ -102,17 +127,16 @@ impl Deref for Buf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        &self.slice()[..self.len]
+        let slot = self.slot();
+        &slot.slice[..slot.len]
     }
 }
 
 impl DerefMut for Buf {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        match &mut self.slice {
-            Some(slice) => &mut slice[..self.len],
-            None => unreachable!("only drop takes the slot"),
-        }
+        let slot = self.slot_mut();
+        &mut slot.slice[..slot.len]
     }
 }
 
@@ -132,7 +156,7 @@ impl fmt::Debug for Buf {
     /// Shows the sizes, never the content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buf")
-            .field("len", &self.len)
+            .field("len", &self.len())
             .field("capacity", &self.capacity())
             .finish()
     }
@@ -141,8 +165,10 @@ impl fmt::Debug for Buf {
 impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
-        if let (Some(slice), Some(home)) = (self.slice.take(), &self.home) {
-            home.put_back(slice);
+        if let Some(mut slot) = self.slot.take()
+            && let Some(home) = slot.home.take()
+        {
+            home.put_back(slot);
         }
     }
 }
@@ -177,7 +203,7 @@ pub(crate) struct Shared {
 }
 
 struct Free {
-    slots: Vec<RegionSlice>,
+    slots: Vec<Box<Slot>>,
     /// Somebody waits for a slot to come back.
     wanted: bool,
 }
@@ -201,7 +227,8 @@ impl Pool {
                 let mut slice = rest;
                 rest = slice.split_off(stride);
                 drop(slice.split_off(slot_size));
-                slots.push(slice);
+                let (len, home) = (0, None);
+                slots.push(Box::new(Slot { slice, len, home }));
             }
         }
         let shared = Arc::new(Shared {
@@ -221,19 +248,10 @@ impl Pool {
     pub(crate) fn take(&self, len: usize) -> Result<Buf, PoolError> {
         debug_assert!(len <= self.shared.slot_size);
         match self.shared.lock().slots.pop() {
-            Some(slice) => Ok(self.wrap(slice, len)),
+            Some(slot) => Ok(Buf::of_pool(slot, len, Arc::clone(&self.shared))),
             None => Err(PoolError::Empty {
                 count: self.shared.count,
             }),
-        }
-    }
-
-    #[inline]
-    fn wrap(&self, slice: RegionSlice, len: usize) -> Buf {
-        Buf {
-            slice: Some(slice),
-            len,
-            home: Some(Arc::clone(&self.shared)),
         }
     }
 
@@ -257,6 +275,7 @@ impl Pool {
 }
 
 impl Shared {
+    #[inline]
     fn lock(&self) -> MutexGuard<'_, Free> {
         // Nothing that is done under this lock can panic half-way.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
@@ -270,20 +289,16 @@ impl Shared {
     #[inline]
     pub(crate) fn take_or_call_back(self: &Arc<Shared>, len: usize) -> Option<Buf> {
         let mut free = self.lock();
-        let slice = free.slots.pop();
-        free.wanted |= slice.is_none();
+        let slot = free.slots.pop();
+        free.wanted |= slot.is_none();
         drop(free);
-        slice.map(|slice| Buf {
-            slice: Some(slice),
-            len,
-            home: Some(Arc::clone(self)),
-        })
+        slot.map(|slot| Buf::of_pool(slot, len, Arc::clone(self)))
     }
 
     #[inline]
-    fn put_back(&self, slice: RegionSlice) {
+    fn put_back(&self, slot: Box<Slot>) {
         let mut free = self.lock();
-        free.slots.push(slice);
+        free.slots.push(slot);
         if std::mem::take(&mut free.wanted) {
             drop(free);
             (self.refilled)();

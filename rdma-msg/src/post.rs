@@ -11,7 +11,7 @@
 use std::mem::{self, MaybeUninit};
 use std::slice;
 
-use rdma_core_rs::{ProtectionDomain, QueuePair, RecvWr, RemoteRegion, SendWr, Sge};
+use rdma_core_rs::{PostListError, ProtectionDomain, QueuePair, RecvWr, RemoteRegion, SendWr, Sge};
 
 use crate::config::MAX_SGE;
 use crate::error::{OpKind, PostErrorKind};
@@ -57,9 +57,9 @@ impl Verb {
     }
 
     #[inline]
-    fn request<'a>(&self, id: WrId, sges: &'a [Sge]) -> SendWr<'a> {
+    fn request<'a>(&self, id: WrId, sges: &'a [Sge], flags: Flags) -> SendWr<'a> {
         let id = id.raw();
-        match *self {
+        let wr = match *self {
             Verb::Send => SendWr::send(id, sges),
             Verb::SendImm(imm) => SendWr::send_with_imm(id, sges, imm),
             Verb::Write(remote) => SendWr::write(id, sges, remote),
@@ -72,7 +72,11 @@ impl Verb {
             } => SendWr::compare_swap(id, &sges[0], remote, compare, swap),
             Verb::FetchAdd { remote, add } => SendWr::fetch_add(id, &sges[0], remote, add),
             Verb::Probe => SendWr::write(id, &[], RemoteRegion::new(0, 0, 0)),
-        }
+        };
+        wr.signaled(flags.signaled)
+            .fence(flags.fence)
+            .solicited(flags.solicited)
+            .inline(inline(self, flags))
     }
 }
 
@@ -125,22 +129,34 @@ impl Poster<'_> {
         claim: Claim,
     ) -> Result<Posted, PostErrorKind> {
         let (one, mut many);
-        let sges: &[Sge] = if payload.more.is_empty() {
-            one = self.element(payload.first.as_ref(), data)?;
-            one.as_slice()
-        } else {
-            many = [Sge::unregistered(&[]); MAX_SGE as usize];
-            self.elements(payload, &mut many)?
+        let sges = match (&*payload, data) {
+            (Payload::One(buf), _) => {
+                one = self.element(buf)?;
+                used(&one)
+            }
+            (Payload::Many(bufs), _) => {
+                many = [Sge::unregistered(&[]); MAX_SGE as usize];
+                self.elements(bufs, &mut many)?
+            }
+            (Payload::None, Some(data)) => {
+                one = self.inline_element(data)?;
+                used(&one)
+            }
+            (Payload::None, None) => &[],
         };
-        let what = begin(verb.kind(), claim, sges, flags.signaled);
+        let what = Begin {
+            kind: verb.kind(),
+            claim,
+            len: total(sges),
+            signaled: flags.signaled,
+            rings: true,
+        };
         let id = self.tracker.begin(self.lane, what, || mem::take(payload))?;
-        let mut wr = verb
-            .request(id, sges)
-            .signaled(flags.signaled)
-            .fence(flags.fence)
-            .solicited(flags.solicited)
-            .inline(inline(&verb, flags) || data.is_some());
-        self.tracker.rings(self.lane);
+        let flags = Flags {
+            inline: data.is_some() || flags.inline,
+            ..flags
+        };
+        let mut wr = verb.request(id, sges, flags);
         // SAFETY: the elements were cut from buffers that lie in regions of this queue pair's domain
         // (checked in `element`) and belong to the tracker's record since `begin`, which lets them go
         // only on the completion of `id` or after the queue pair's destruction (I1). Bytes from
@@ -162,10 +178,18 @@ impl Poster<'_> {
         payload: &mut Payload,
         claim: Claim,
     ) -> Result<Posted, PostErrorKind> {
-        let buf = payload.first.as_ref().ok_or(PostErrorKind::NoBuffer)?;
+        let Payload::One(buf) = &*payload else {
+            return Err(PostErrorKind::NoBuffer);
+        };
         self.check_domain(buf)?;
         let sges = [buf.slice().sge()];
-        let what = begin(OpKind::Receive, claim, &sges, true);
+        let what = Begin {
+            kind: OpKind::Receive,
+            claim,
+            len: sges[0].len(),
+            signaled: true,
+            rings: false,
+        };
         let id = self.tracker.begin(self.lane, what, || mem::take(payload))?;
         let mut wr = RecvWr::new(id.raw(), &sges);
         // SAFETY: as in `send`: the element was cut from a buffer of this domain that the tracker's
@@ -185,10 +209,12 @@ impl Poster<'_> {
     pub(crate) fn send_chain(&mut self, requests: &mut [Request], ids: &mut Vec<WrId>) -> Chained {
         debug_assert!(requests.len() <= CHAIN);
         let before = ids.len();
-        let mut sges = [const { None }; CHAIN];
+        let mut sges = [Sge::unregistered(&[]); CHAIN];
+        let mut room = [const { MaybeUninit::<SendWr<'_>>::uninit() }; CHAIN];
         let mut stopped = None;
-        for (request, sge) in requests.iter_mut().zip(&mut sges) {
-            match self.begin_one(request, sge) {
+        for ((request, sge), wr) in requests.iter_mut().zip(&mut sges).zip(&mut room) {
+            let rings = ids.len() == before;
+            match self.begin_one(request, sge, wr, rings) {
                 Ok(id) => ids.push(id),
                 Err(kind) => {
                     stopped = Some(kind);
@@ -197,7 +223,14 @@ impl Poster<'_> {
             }
         }
         let begun = ids.len() - before;
-        let mut chained = self.post_begun(&requests[..begun], &sges[..begun], &ids[before..]);
+        // SAFETY: the first `begun` elements were written by `begin_one`, one for each id.
+        let wrs = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), begun) };
+        // SAFETY: each element was cut from a buffer of this domain that its record owns since
+        // `begin_one`, until its completion or the queue pair's destruction (I1).
+        let mut chained = match unsafe { self.qp.post_send_list(wrs) } {
+            Ok(()) => Chained::all(begun),
+            Err(error) => Chained::some(begun, error),
+        };
         // The unposted tail is taken back, the last one first.
         let tail = ids.drain(before + chained.posted..);
         for (id, request) in tail.zip(&mut requests[chained.posted..begun]).rev() {
@@ -207,77 +240,46 @@ impl Poster<'_> {
         chained
     }
 
+    /// Begins one of a chain, and writes its element and its work request.
     #[inline]
-    fn begin_one(
+    fn begin_one<'s>(
         &mut self,
         request: &mut Request,
-        sge: &mut Option<Sge>,
+        sge: &'s mut Sge,
+        wr: &mut MaybeUninit<SendWr<'s>>,
+        rings: bool,
     ) -> Result<WrId, PostErrorKind> {
         let Request {
             verb,
             flags,
             payload,
         } = request;
-        *sge = self.element(payload.first.as_ref(), None)?;
+        if let Payload::One(buf) = payload {
+            *sge = self.element(buf)?;
+        }
+        let sges = used(sge);
         flags.signaled |= self.tracker.must_signal(self.lane);
-        let what = begin(verb.kind(), Claim::Ticket, sge.as_slice(), flags.signaled);
-        Ok(self.tracker.begin(self.lane, what, || mem::take(payload))?)
-    }
-
-    /// Posts what was begun: `requests`, with their elements and ids.
-    fn post_begun(&mut self, requests: &[Request], sges: &[Option<Sge>], ids: &[WrId]) -> Chained {
-        let mut room = [const { MaybeUninit::<SendWr<'_>>::uninit() }; CHAIN];
-        for (wr, ((request, sge), id)) in room.iter_mut().zip(requests.iter().zip(sges).zip(ids)) {
-            let flags = request.flags;
-            wr.write(
-                request
-                    .verb
-                    .request(*id, sge.as_slice())
-                    .signaled(flags.signaled)
-                    .fence(flags.fence)
-                    .solicited(flags.solicited)
-                    .inline(inline(&request.verb, flags)),
-            );
-        }
-        let count = ids.len().min(CHAIN);
-        self.tracker.rings(self.lane);
-        // SAFETY: the first `count` elements were just written: `requests`, `sges` and `ids` have
-        // that length.
-        let wrs = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), count) };
-        // SAFETY: each element was cut from a buffer of this domain that its record owns since
-        // `begin_one`, until its completion or the queue pair's destruction (I1).
-        let (posted, error) = match unsafe { self.qp.post_send_list(wrs) } {
-            Ok(()) => (count, None),
-            Err(error) => (error.posted, Some(error.source)),
+        let what = Begin {
+            kind: verb.kind(),
+            claim: Claim::Ticket,
+            len: sge.len(),
+            signaled: flags.signaled,
+            rings,
         };
-        let perhaps = error.is_some_and(|error| error.may_be_posted());
-        Chained {
-            posted: if perhaps { count } else { posted },
-            error: error.filter(|_| !perhaps).map(PostErrorKind::Verbs),
-            perhaps,
-        }
+        let id = self.tracker.begin(self.lane, what, || mem::take(payload))?;
+        wr.write(verb.request(id, sges, *flags));
+        Ok(id)
     }
 
-    /// The one element of an operation that has one buffer, or bytes of its own, or neither.
+    /// The element of a buffer.
     #[inline]
-    fn element(
-        &self,
-        buf: Option<&Buf>,
-        data: Option<&[u8]>,
-    ) -> Result<Option<Sge>, PostErrorKind> {
-        let Some(buf) = buf else {
-            return data.map_or(Ok(None), |data| self.inline_element(data));
-        };
+    fn element(&self, buf: &Buf) -> Result<Sge, PostErrorKind> {
         self.check_domain(buf)?;
-        // An element of no bytes says nothing, and some devices take it for 2^31 of them.
-        if buf.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(buf.slice().sge_range(..buf.len()).map_err(too_long)?))
+        buf.slice().sge_range(..buf.len()).map_err(too_long)
     }
 
     #[inline]
-    fn inline_element(&self, data: &[u8]) -> Result<Option<Sge>, PostErrorKind> {
+    fn inline_element(&self, data: &[u8]) -> Result<Sge, PostErrorKind> {
         let limit = self.qp.caps().max_inline_data;
         if data.len() > limit as usize {
             let len = data.len() as u64;
@@ -287,19 +289,20 @@ impl Poster<'_> {
                 what: INLINE_LIMIT,
             });
         }
-        Ok((!data.is_empty()).then(|| Sge::unregistered(data)))
+        Ok(Sge::unregistered(data))
     }
 
     /// The elements of an operation with several buffers, at most [`MAX_SGE`].
     #[inline(never)]
     fn elements<'s>(
         &self,
-        payload: &Payload,
+        bufs: &[Buf],
         room: &'s mut [Sge; MAX_SGE as usize],
     ) -> Result<&'s [Sge], PostErrorKind> {
         let mut count = 0;
-        for buf in payload.first.iter().chain(&payload.more) {
-            if let Some(sge) = self.element(Some(buf), None)? {
+        for buf in bufs {
+            let sge = self.element(buf)?;
+            if !used(&sge).is_empty() {
                 room[count] = sge;
                 count += 1;
             }
@@ -332,18 +335,48 @@ pub(crate) struct Chained {
     pub(crate) perhaps: bool,
 }
 
+impl Chained {
+    fn all(count: usize) -> Chained {
+        Chained {
+            posted: count,
+            error: None,
+            perhaps: false,
+        }
+    }
+
+    #[cold]
+    fn some(count: usize, error: PostListError) -> Chained {
+        if error.source.may_be_posted() {
+            let perhaps = true;
+            return Chained {
+                perhaps,
+                ..Chained::all(count)
+            };
+        }
+        Chained {
+            error: Some(PostErrorKind::Verbs(error.source)),
+            ..Chained::all(error.posted)
+        }
+    }
+}
+
 /// Requests that are posted with one doorbell.
 pub(crate) const CHAIN: usize = 32;
 
+/// Bytes of all elements.
 #[inline]
-fn begin(kind: OpKind, claim: Claim, sges: &[Sge], signaled: bool) -> Begin {
-    let len = sges.iter().map(Sge::len).fold(0, u32::saturating_add);
-    Begin {
-        kind,
-        claim,
-        len,
-        signaled,
+fn total(sges: &[Sge]) -> u32 {
+    match sges {
+        [] => 0,
+        [one] => one.len(),
+        many => many.iter().map(Sge::len).fold(0, u32::saturating_add),
     }
+}
+
+/// An element of no bytes says nothing, and some devices take it for 2^31 of them.
+#[inline]
+fn used(sge: &Sge) -> &[Sge] {
+    &slice::from_ref(sge)[..usize::from(sge.len() > 0)]
 }
 
 /// Whether the bytes of the buffer travel in the request. Never those of a read or an atomic: its

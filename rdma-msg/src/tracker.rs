@@ -23,6 +23,7 @@
 //! The buffer of a record is owned by it from before the post until the completion (I1), also when
 //! nobody waits any more.
 
+use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -69,6 +70,9 @@ pub(crate) struct Begin {
     pub(crate) len: u32,
     /// Whether the completion queue shall hear of its success.
     pub(crate) signaled: bool,
+    /// Whether it is handed to the device in a call of its own, or is the first of a chain that is:
+    /// these calls are counted.
+    pub(crate) rings: bool,
 }
 
 /// A record could not be begun: the queue is full. With its depth.
@@ -193,26 +197,27 @@ pub(crate) struct Tracker<B> {
     past: Tally,
 }
 
+/// A place for a record, and the record in it. Each field is written where it lies: a record is never
+/// built elsewhere and moved here, for that costs more than all the rest.
 struct Slot<B> {
     generation: u32,
     /// Neighbours in the list the record is in; `next` also links the free slots.
     prev: u32,
     next: u32,
-    record: Option<Record<B>>,
-}
-
-struct Record<B> {
-    buf: B,
-    waker: Option<Waker>,
-    state: State,
     lane: u32,
     len: u32,
     kind: OpKind,
     claim: Claim,
     signaled: bool,
+    state: State,
+    buf: B,
+    /// Of one that has not ended.
+    waker: Option<Waker>,
 }
 
 enum State {
+    /// There is no record.
+    Free,
     Posted,
     /// Flushed, and the cause is not known yet. `refused_ahead`: see [`Lane::refused`].
     Flushed {
@@ -262,6 +267,49 @@ impl Lane {
             &mut self.sends
         }
     }
+
+    /// Ends a record with success: counts it, and keeps it for its ticket holder, or gives its ending
+    /// back if there is none.
+    #[inline(always)]
+    fn end_well<B>(
+        &mut self,
+        slots: &mut [Slot<B>],
+        slot: u32,
+        mut success: Success,
+        wakers: &mut Vec<Waker>,
+    ) -> Option<Ending> {
+        let record = &slots[slot as usize];
+        let kind = record.kind;
+        if !kind.is_receive() {
+            success.byte_len = record.len;
+        }
+        self.tally.succeeded[kind as usize] += 1;
+        let bytes = if kind.is_receive() || kind.is_fetching() {
+            &mut self.tally.bytes_in
+        } else {
+            &mut self.tally.bytes_out
+        };
+        *bytes += u64::from(success.byte_len);
+        self.unlink(slots, kind, slot);
+        let record = &mut slots[slot as usize];
+        if record.claim != Claim::Ticket {
+            return Some(Ending::Success(success));
+        }
+        record.state = State::Done(Ok(success));
+        if let Some(waker) = record.waker.take() {
+            wakers.push(waker);
+        }
+        None
+    }
+
+    /// Takes a posted record of that kind out of its queue.
+    #[inline]
+    fn unlink<B>(&mut self, slots: &mut [Slot<B>], kind: OpKind, slot: u32) {
+        remove(slots, self.queue(kind), slot);
+        if !kind.is_receive() {
+            self.unsignaled_tail = self.unsignaled_tail.min(self.sends.len);
+        }
+    }
 }
 
 /// The completion queue cannot take another lane.
@@ -271,7 +319,7 @@ pub(crate) struct Overcommitted {
     pub(crate) free: u32,
 }
 
-impl<B> Tracker<B> {
+impl<B: Default> Tracker<B> {
     /// A tracker for a completion queue that can hold `cq_capacity` entries.
     pub(crate) fn new(cq_capacity: u32) -> Tracker<B> {
         Tracker {
@@ -302,7 +350,8 @@ impl<B> Tracker<B> {
         }
         self.cq_reserved += asked;
         self.records_reserved += limits.records as usize;
-        self.grow_to(self.records_reserved);
+        let missing = self.records_reserved.saturating_sub(self.slots.len());
+        grow(&mut self.slots, &mut self.free, missing);
         let lane = self.lanes.insert(Lane {
             owner,
             qp_num: 0,
@@ -354,46 +403,41 @@ impl<B> Tracker<B> {
         buf: impl FnOnce() -> B,
     ) -> Result<WrId, Full> {
         let index = lane.0;
-        let state = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index as usize];
         let depth = match what.kind {
-            OpKind::Receive => state.limits.recv_depth,
-            OpKind::Probe => state.limits.send_depth + 1,
-            _ => state.limits.send_depth,
+            OpKind::Receive => lane.limits.recv_depth,
+            OpKind::Probe => lane.limits.send_depth + 1,
+            _ => lane.limits.send_depth,
         };
-        if state.queue(what.kind).len >= depth {
-            state.tally.queue_full += 1;
+        if lane.queue(what.kind).len >= depth {
+            lane.tally.queue_full += 1;
             return Err(Full(queue_of(what.kind), depth));
         }
-        state.records += 1;
-        state.tally.posted[what.kind as usize] += 1;
+        lane.records += 1;
+        lane.tally.posted[what.kind as usize] += 1;
+        lane.tally.doorbells += u64::from(what.rings);
         if !what.kind.is_receive() {
-            state.unsignaled_tail = if what.signaled {
+            lane.unsignaled_tail = if what.signaled {
                 0
             } else {
-                state.unsignaled_tail + 1
+                lane.unsignaled_tail + 1
             };
         }
         if self.free == NONE {
-            self.grow_to(self.slots.len() + 1);
+            grow(&mut self.slots, &mut self.free, 1);
         }
+        let slots = &mut *self.slots;
         let slot = self.free;
-        self.free = self.slots[slot as usize].next;
-        append(
-            &mut self.slots,
-            self.lanes[index as usize].queue(what.kind),
-            slot,
-        );
-        let entry = &mut self.slots[slot as usize];
-        entry.record = Some(Record {
-            buf: buf(),
-            waker: None,
-            state: State::Posted,
-            lane: index,
-            len: what.len,
-            kind: what.kind,
-            claim: what.claim,
-            signaled: what.signaled,
-        });
+        self.free = slots[slot as usize].next;
+        append(slots, lane.queue(what.kind), slot);
+        let entry = &mut slots[slot as usize];
+        entry.lane = index;
+        entry.len = what.len;
+        entry.kind = what.kind;
+        entry.claim = what.claim;
+        entry.signaled = what.signaled;
+        entry.state = State::Posted;
+        entry.buf = buf();
         Ok(WrId::new(slot, entry.generation))
     }
 
@@ -414,19 +458,22 @@ impl<B> Tracker<B> {
     /// Takes back an operation whose post was refused. Of a chain, exactly the unposted tail is to be
     /// aborted, the last one first.
     pub(crate) fn abort(&mut self, id: WrId) -> Option<B> {
-        self.in_flight_record(id)?;
-        let record = self.unlink_and_free(id.slot());
-        let lane = &mut self.lanes[record.lane as usize];
-        lane.tally.posted[record.kind as usize] -= 1;
-        if !record.kind.is_receive() {
+        let record = in_flight(&mut self.slots, id)?;
+        let (lane, kind) = (record.lane, record.kind);
+        record.waker = None;
+        self.unlink(id.slot());
+        let buf = self.free_slot(id.slot());
+        let lane = &mut self.lanes[lane as usize];
+        lane.tally.posted[kind as usize] -= 1;
+        if !kind.is_receive() {
             lane.unsignaled_tail = unsignaled_before(&self.slots, lane.sends.tail);
         }
-        Some(record.buf)
+        Some(buf)
     }
 
     /// Handles one completion. Wakers of those who can go on are pushed to `wakers`, to be woken once
     /// no lock is held any more.
-    #[inline]
+    #[inline(always)] // what a caller knows of `ending` is left out, and `Matched` is never in memory
     pub(crate) fn complete(
         &mut self,
         wr_id: u64,
@@ -434,14 +481,30 @@ impl<B> Tracker<B> {
         ending: Ending,
         wakers: &mut Vec<Waker>,
     ) -> Matched<B> {
-        let Some(slot) = self.lookup(wr_id, qp_num) else {
-            self.stale += 1;
-            return Matched::Stale;
+        let Some(id) = WrId::from_raw(wr_id) else {
+            return self.ignore();
         };
-        match ending {
-            Ending::Success(success) => self.succeed(slot, success, wakers),
-            Ending::Flushed => self.flush(slot, wakers),
-            Ending::Failed { status, vendor_err } => self.fail(slot, status, vendor_err, wakers),
+        let (slots, slot) = (&mut *self.slots, id.slot());
+        let Some(record) = in_flight(slots, id) else {
+            return self.ignore();
+        };
+        let lane = &mut self.lanes[record.lane as usize];
+        if lane.qp_num != qp_num {
+            return self.ignore();
+        }
+        let Ending::Success(success) = ending else {
+            return self.end_badly(slot, ending, wakers);
+        };
+        if !record.kind.is_receive() && lane.sends.head != slot {
+            return self.end_well_behind_others(slot, success, wakers);
+        }
+        let owner = lane.owner;
+        match lane.end_well(slots, slot, success, wakers) {
+            None => Matched::Kept {
+                owner,
+                news: News::Fine,
+            },
+            Some(ending) => self.release(slot, owner, News::Fine, ending),
         }
     }
 
@@ -492,45 +555,43 @@ impl<B> Tracker<B> {
         }
     }
 
-    /// Counts a call that hands requests of the send queue to the device.
-    #[inline]
-    pub(crate) fn rings(&mut self, lane: LaneId) {
-        self.lanes[lane.0 as usize].tally.doorbells += 1;
-    }
-
     /// Visits the buffers of everything that is in flight.
     pub(crate) fn for_each_in_flight(&mut self, lane: LaneId, mut visit: impl FnMut(&mut B)) {
         let Lane { sends, recvs, .. } = &self.lanes[lane.0 as usize];
         for mut slot in [sends.head, recvs.head] {
             while slot != NONE {
-                visit(&mut posted_mut(&mut self.slots, slot).buf);
+                visit(&mut self.slots[slot as usize].buf);
                 slot = self.slots[slot as usize].next;
             }
         }
     }
 
+    /// Whether the result of an operation can be had.
+    #[inline]
+    pub(crate) fn has_ended(&self, id: WrId) -> bool {
+        self.slots.get(id.slot() as usize).is_some_and(|slot| {
+            slot.generation == id.generation() && matches!(slot.state, State::Done(_))
+        })
+    }
+
     /// The result of an operation, if it has ended. It can be had once: the record is gone then.
     #[inline]
     pub(crate) fn take(&mut self, id: WrId) -> Option<Finished<B>> {
-        let record = self.record_mut(id)?;
-        if !matches!(record.state, State::Done(_)) {
-            return None;
-        }
-        let record = self.free_slot(id.slot());
-        match record.state {
-            State::Done(result) => Some(Finished {
-                kind: record.kind,
-                buf: record.buf,
-                result,
-            }),
-            State::Posted | State::Flushed { .. } => unreachable!("looked at three lines above"),
-        }
+        let record = self.record(id)?;
+        let result = match &mut record.state {
+            State::Done(Ok(success)) => Ok(*success),
+            State::Done(Err(failed)) => Err(failed.clone()),
+            _ => return None,
+        };
+        let kind = record.kind;
+        let buf = self.free_slot(id.slot());
+        Some(Finished { kind, buf, result })
     }
 
     /// Has `waker` woken when the operation ends, in place of the one before, which comes back: a
     /// waker is foreign code, so it is cloned and dropped where no lock is held.
     pub(crate) fn wake_on_end(&mut self, id: WrId, waker: Waker) -> Option<Waker> {
-        match self.record_mut(id) {
+        match self.record(id) {
             Some(record) if !matches!(record.state, State::Done(_)) => record.waker.replace(waker),
             _ => Some(waker),
         }
@@ -538,26 +599,31 @@ impl<B> Tracker<B> {
 
     /// Takes the waker back.
     pub(crate) fn unwake(&mut self, id: WrId) -> Option<Waker> {
-        self.record_mut(id)?.waker.take()
+        self.record(id)?.waker.take()
     }
 
     /// Nobody waits for the operation any more. If it is in flight, its record keeps the buffer until
     /// the completion; a result that is there is thrown away, and its buffer returned.
     pub(crate) fn forget(&mut self, id: WrId) -> Forgotten<B> {
-        let Some(record) = self.record_mut(id) else {
+        let Some(record) = self.record(id) else {
             return Forgotten {
                 buf: None,
                 waker: None,
             };
         };
+        let lane = record.lane;
         let waker = record.waker.take();
         let buf = match record.state {
             State::Posted => {
                 record.claim = Claim::Nobody;
                 None
             }
-            State::Flushed { .. } => Some(self.unlink_flushed(id.slot()).buf),
-            State::Done(_) => Some(self.free_slot(id.slot()).buf),
+            State::Flushed { .. } => {
+                let flushed = &mut self.lanes[lane as usize].flushed;
+                remove(&mut self.slots, flushed, id.slot());
+                Some(self.free_slot(id.slot()))
+            }
+            State::Free | State::Done(_) => Some(self.free_slot(id.slot())),
         };
         Forgotten { buf, waker }
     }
@@ -615,66 +681,55 @@ impl<B> Tracker<B> {
 }
 
 /// How a completion is handled, once its record was found.
-impl<B> Tracker<B> {
-    /// The slot a completion is about, if that is in flight on this queue pair.
-    #[inline]
-    fn lookup(&mut self, wr_id: u64, qp_num: u32) -> Option<u32> {
-        let id = WrId::from_raw(wr_id)?;
-        let lane = self.in_flight_record(id)?.lane;
-        (self.lanes[lane as usize].qp_num == qp_num).then_some(id.slot())
+impl<B: Default> Tracker<B> {
+    #[cold]
+    fn ignore(&mut self) -> Matched<B> {
+        self.stale += 1;
+        Matched::Stale
     }
 
-    #[inline]
-    fn succeed(&mut self, slot: u32, success: Success, wakers: &mut Vec<Waker>) -> Matched<B> {
-        let record = posted(&self.slots, slot);
-        let (kind, lane) = (record.kind, record.lane);
-        if !kind.is_receive() && self.lanes[lane as usize].sends.head != slot {
-            self.retire_unsignaled_before(slot, lane, wakers);
+    /// As [`complete`](Self::complete), of one that is not the oldest of its queue.
+    fn end_well_behind_others(
+        &mut self,
+        slot: u32,
+        success: Success,
+        wakers: &mut Vec<Waker>,
+    ) -> Matched<B> {
+        let index = self.slots[slot as usize].lane;
+        self.retire_unsignaled_before(slot, index, wakers);
+        let lane = &mut self.lanes[index as usize];
+        let owner = lane.owner;
+        match lane.end_well(&mut self.slots, slot, success, wakers) {
+            None => Matched::Kept {
+                owner,
+                news: News::Fine,
+            },
+            Some(ending) => self.release(slot, owner, News::Fine, ending),
         }
-        self.end_well(slot, success, wakers)
     }
 
-    /// Ends a record with success; counts it; hands its buffer on or keeps it.
-    #[inline]
-    fn end_well(&mut self, slot: u32, success: Success, wakers: &mut Vec<Waker>) -> Matched<B> {
-        self.unlink(slot);
-        let record = posted(&self.slots, slot);
-        let (kind, len) = (record.kind, record.len);
-        let success = if kind.is_receive() {
-            success
-        } else {
-            Success {
-                byte_len: len,
-                ..success
-            }
-        };
-        let lane = &mut self.lanes[record.lane as usize];
-        lane.tally.succeeded[kind as usize] += 1;
-        let bytes = if kind.is_receive() || kind.is_fetching() {
-            &mut lane.tally.bytes_in
-        } else {
-            &mut lane.tally.bytes_out
-        };
-        *bytes += u64::from(success.byte_len);
-        self.end(
-            slot,
-            Ok(success),
-            News::Fine,
-            Ending::Success(success),
-            wakers,
-        )
+    #[cold]
+    fn end_badly(&mut self, slot: u32, ending: Ending, wakers: &mut Vec<Waker>) -> Matched<B> {
+        match ending {
+            Ending::Failed { status, vendor_err } => self.fail(slot, status, vendor_err, wakers),
+            Ending::Flushed | Ending::Success(_) => self.flush(slot, wakers),
+        }
     }
 
     /// Completions of one send queue come in order, so the success of `slot` is the success of all
     /// unsignaled operations before it, and its failure as well: one of them that failed would have
     /// had its completion first. Signaled ones keep waiting for their own completion.
-    #[cold]
     fn retire_unsignaled_before(&mut self, slot: u32, lane: u32, wakers: &mut Vec<Waker>) {
         let mut cursor = self.lanes[lane as usize].sends.head;
         while cursor != slot && cursor != NONE {
-            let next = self.slots[cursor as usize].next;
-            if !posted(&self.slots, cursor).signaled {
-                self.end_well(cursor, Success::default(), wakers);
+            let lane = &mut self.lanes[lane as usize];
+            let Slot { next, signaled, .. } = self.slots[cursor as usize];
+            if !signaled
+                && lane
+                    .end_well(&mut self.slots, cursor, Success::default(), wakers)
+                    .is_some()
+            {
+                self.free_slot(cursor);
             }
             cursor = next;
         }
@@ -688,8 +743,9 @@ impl<B> Tracker<B> {
         vendor_err: u32,
         wakers: &mut Vec<Waker>,
     ) -> Matched<B> {
-        let record = posted(&self.slots, slot);
-        let (kind, index) = (record.kind, record.lane);
+        let Slot {
+            kind, lane: index, ..
+        } = self.slots[slot as usize];
         let refused = refused_by_peer(status);
         if !kind.is_receive() {
             self.first_failure_of_send_queue(slot, index, refused && !kind.is_fetching(), wakers);
@@ -722,7 +778,7 @@ impl<B> Tracker<B> {
         };
         self.end(
             slot,
-            Err(Failed { outcome, cause }),
+            Failed { outcome, cause },
             news,
             Ending::Failed { status, vendor_err },
             wakers,
@@ -731,8 +787,12 @@ impl<B> Tracker<B> {
 
     #[cold]
     fn flush(&mut self, slot: u32, wakers: &mut Vec<Waker>) -> Matched<B> {
-        let record = posted(&self.slots, slot);
-        let (kind, index, claim) = (record.kind, record.lane, record.claim);
+        let Slot {
+            kind,
+            lane: index,
+            claim,
+            ..
+        } = self.slots[slot as usize];
         if !kind.is_receive() {
             self.first_failure_of_send_queue(slot, index, false, wakers);
         }
@@ -743,19 +803,22 @@ impl<B> Tracker<B> {
         match lane.cause.clone() {
             Some(cause) => {
                 let outcome = flushed_outcome(kind, refused_ahead, &cause);
-                let failed = Err(Failed { outcome, cause });
+                let failed = Failed { outcome, cause };
                 self.end(slot, failed, News::Broken, Ending::Flushed, wakers)
             }
             None if claim == Claim::Ticket => {
                 append(&mut self.slots, &mut lane.flushed, slot);
                 let owner = lane.owner;
-                posted_mut(&mut self.slots, slot).state = State::Flushed { refused_ahead };
+                self.slots[slot as usize].state = State::Flushed { refused_ahead };
                 Matched::Kept {
                     owner,
                     news: News::Broken,
                 }
             }
-            None => self.release(slot, News::Broken, Ending::Flushed),
+            None => {
+                let owner = lane.owner;
+                self.release(slot, owner, News::Broken, Ending::Flushed)
+            }
         }
     }
 
@@ -772,36 +835,35 @@ impl<B> Tracker<B> {
         }
     }
 
-    /// Gives an unlinked record its result and wakes who waits for it, or lets it go.
-    #[inline]
+    /// Gives an unlinked record its failure and wakes who waits for it, or lets it go.
     fn end(
         &mut self,
         slot: u32,
-        result: Result<Success, Failed>,
+        failed: Failed,
         news: News,
         ending: Ending,
         wakers: &mut Vec<Waker>,
     ) -> Matched<B> {
-        let record = posted_mut(&mut self.slots, slot);
-        if record.claim != Claim::Ticket {
-            return self.release(slot, news, ending);
-        }
-        record.state = State::Done(result);
-        wakers.extend(record.waker.take());
+        let record = &mut self.slots[slot as usize];
         let owner = self.lanes[record.lane as usize].owner;
+        if record.claim != Claim::Ticket {
+            return self.release(slot, owner, news, ending);
+        }
+        record.state = State::Done(Err(failed));
+        wakers.extend(record.waker.take());
         Matched::Kept { owner, news }
     }
 
     /// Lets an unlinked record go that no ticket holder will ask for.
-    #[inline]
-    fn release(&mut self, slot: u32, news: News, ending: Ending) -> Matched<B> {
-        let owner = self.lanes[posted(&self.slots, slot).lane as usize].owner;
-        let record = self.free_slot(slot);
-        match record.claim {
+    #[inline(always)]
+    fn release(&mut self, slot: u32, owner: u32, news: News, ending: Ending) -> Matched<B> {
+        let claim = self.slots[slot as usize].claim;
+        let buf = self.free_slot(slot);
+        match claim {
             Claim::Inbox => Matched::Inbox {
                 owner,
                 news,
-                buf: record.buf,
+                buf,
                 ending,
             },
             Claim::Ticket | Claim::Nobody => Matched::Kept { owner, news },
@@ -820,7 +882,7 @@ impl<B> Tracker<B> {
                 &mut self.lanes[lane as usize].flushed,
                 slot,
             );
-            let record = posted_mut(&mut self.slots, slot);
+            let record = &mut self.slots[slot as usize];
             let refused_ahead = matches!(
                 record.state,
                 State::Flushed {
@@ -838,84 +900,43 @@ impl<B> Tracker<B> {
 }
 
 /// Slots and lists.
-impl<B> Tracker<B> {
+impl<B: Default> Tracker<B> {
     fn lane_mut(&mut self, lane: LaneId) -> &mut Lane {
         &mut self.lanes[lane.0 as usize]
     }
 
-    #[cold]
-    fn grow_to(&mut self, count: usize) {
-        while self.slots.len() < count {
-            let slot = self.slots.len() as u32;
-            self.slots.push(Slot {
-                generation: 0,
-                prev: NONE,
-                next: self.free,
-                record: None,
-            });
-            self.free = slot;
-        }
-    }
-
+    /// The record that the id means, if it is still there.
     #[inline]
-    fn record_mut(&mut self, id: WrId) -> Option<&mut Record<B>> {
+    fn record(&mut self, id: WrId) -> Option<&mut Slot<B>> {
         let slot = self.slots.get_mut(id.slot() as usize)?;
-        if slot.generation != id.generation() {
-            return None;
-        }
-        slot.record.as_mut()
-    }
-
-    #[inline]
-    fn in_flight_record(&mut self, id: WrId) -> Option<&mut Record<B>> {
-        self.record_mut(id)
-            .filter(|record| matches!(record.state, State::Posted))
+        let is_there = slot.generation == id.generation() && !matches!(slot.state, State::Free);
+        is_there.then_some(slot)
     }
 
     /// Takes a posted record out of its queue.
-    #[inline]
     fn unlink(&mut self, slot: u32) {
-        let record = posted(&self.slots, slot);
-        let lane = &mut self.lanes[record.lane as usize];
-        let kind = record.kind;
-        remove(&mut self.slots, lane.queue(kind), slot);
-        if !kind.is_receive() {
-            lane.unsignaled_tail = lane.unsignaled_tail.min(lane.sends.len);
-        }
+        let Slot { kind, lane, .. } = self.slots[slot as usize];
+        self.lanes[lane as usize].unlink(&mut self.slots, kind, slot);
     }
 
-    fn unlink_and_free(&mut self, slot: u32) -> Record<B> {
-        self.unlink(slot);
-        self.free_slot(slot)
-    }
-
-    fn unlink_flushed(&mut self, slot: u32) -> Record<B> {
-        let lane = posted(&self.slots, slot).lane;
-        remove(
-            &mut self.slots,
-            &mut self.lanes[lane as usize].flushed,
-            slot,
-        );
-        self.free_slot(slot)
-    }
-
-    /// Empties the slot of an unlinked record; from here on its id means nothing (I2).
-    #[inline(always)] // saves moving the record
-    fn free_slot(&mut self, slot: u32) -> Record<B> {
+    /// Empties the slot of an unlinked record, and gives its buffer; from here on its id means nothing (I2).
+    #[inline(always)]
+    fn free_slot(&mut self, slot: u32) -> B {
         let entry = &mut self.slots[slot as usize];
-        let record = entry
-            .record
-            .take()
-            .expect("the caller has just looked at the record");
+        debug_assert!(!matches!(entry.state, State::Free), "freed twice");
+        debug_assert!(entry.waker.is_none(), "nobody waits for what has ended");
+        let buf = mem::take(&mut entry.buf);
+        entry.state = State::Free;
         entry.generation = entry.generation.wrapping_add(1);
         entry.next = self.free;
         self.free = slot;
-        let lane = &mut self.lanes[record.lane as usize];
+        let index = entry.lane;
+        let lane = &mut self.lanes[index as usize];
         lane.records -= 1;
         if lane.detached {
-            self.reap_lane(record.lane);
+            self.reap_lane(index);
         }
-        record
+        buf
     }
 
     /// Removes a detached lane once nobody can ask for its results any more.
@@ -928,20 +949,34 @@ impl<B> Tracker<B> {
     }
 }
 
-#[inline]
-fn posted<B>(slots: &[Slot<B>], slot: u32) -> &Record<B> {
-    slots[slot as usize]
-        .record
-        .as_ref()
-        .expect("slots in a list are occupied")
+/// Makes `count` more slots, which are free.
+#[cold]
+fn grow<B: Default>(slots: &mut Vec<Slot<B>>, free: &mut u32, count: usize) {
+    for _ in 0..count {
+        let slot = slots.len() as u32;
+        slots.push(Slot {
+            generation: 0,
+            prev: NONE,
+            next: *free,
+            lane: 0,
+            len: 0,
+            kind: OpKind::Probe,
+            claim: Claim::Nobody,
+            signaled: false,
+            state: State::Free,
+            buf: B::default(),
+            waker: None,
+        });
+        *free = slot;
+    }
 }
 
+/// The record that the id means, if it is in flight.
 #[inline]
-fn posted_mut<B>(slots: &mut [Slot<B>], slot: u32) -> &mut Record<B> {
-    slots[slot as usize]
-        .record
-        .as_mut()
-        .expect("slots in a list are occupied")
+fn in_flight<B>(slots: &mut [Slot<B>], id: WrId) -> Option<&mut Slot<B>> {
+    let slot = slots.get_mut(id.slot() as usize)?;
+    let is_posted = slot.generation == id.generation() && matches!(slot.state, State::Posted);
+    is_posted.then_some(slot)
 }
 
 #[inline]
@@ -973,7 +1008,7 @@ fn remove<B>(slots: &mut [Slot<B>], list: &mut List, slot: u32) {
 /// How many unsignaled operations there are from `slot` on backwards.
 fn unsignaled_before<B>(slots: &[Slot<B>], mut slot: u32) -> u32 {
     let mut count = 0;
-    while slot != NONE && !posted(slots, slot).signaled {
+    while slot != NONE && !slots[slot as usize].signaled {
         count += 1;
         slot = slots[slot as usize].prev;
     }

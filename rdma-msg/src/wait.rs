@@ -30,6 +30,12 @@ use crate::worker::{State, WorkerInner};
 pub(crate) trait Watch {
     type Output;
 
+    /// Whether a check would succeed, if that is cheap to tell: then nothing is polled for it.
+    #[inline]
+    fn is_there(&self, _state: &State) -> bool {
+        false
+    }
+
     /// Whether it is there.
     fn check(&mut self, state: &mut State) -> Option<Self::Output>;
 

@@ -259,27 +259,24 @@ const CELLS: usize = 1024;
 
 impl WorkerInner {
     /// Runs `work` on the state, then wakes who is to be woken.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = work(&mut state);
-        if state.wakers.is_empty() {
-            return result;
+        if !state.wakers.is_empty() {
+            self.wake(state);
         }
-        let wakers = mem::take(&mut state.wakers);
-        drop(state);
-        self.wake(wakers);
         result
     }
 
-    /// Looks at `watch`, polls once if it is not there, and looks again.
-    #[inline]
+    /// Looks at `watch`, after a poll unless it is there.
+    #[inline(always)]
     pub(crate) fn look<W: Watch>(&self, watch: &mut W) -> Option<W::Output> {
         self.with(|state| {
-            watch.check(state).or_else(|| {
+            if !watch.is_there(state) {
                 state.poll_step();
-                watch.check(state)
-            })
+            }
+            watch.check(state)
         })
     }
 
@@ -290,7 +287,9 @@ impl WorkerInner {
     }
 
     #[cold]
-    fn wake(&self, mut wakers: Vec<Waker>) {
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let mut wakers = mem::take(&mut state.wakers);
+        drop(state);
         for waker in wakers.drain(..) {
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
                 log::error!(
@@ -523,22 +522,41 @@ impl State {
     #[inline]
     fn dispatch(&mut self, wc: &WorkCompletion) {
         self.news = true;
-        let ending = match wc.success() {
-            Ok(success) => Ending::Success(Success {
-                byte_len: success.byte_len(),
-                imm: success.imm_data(),
-                written: success.opcode() == WcOpcode::RecvRdmaWithImm,
-            }),
-            Err(failure) if failure.is_flush() => Ending::Flushed,
-            Err(failure) => Ending::Failed {
+        let (wr_id, qp_num, wakers) = (wc.wr_id(), wc.qp_num(), &mut self.wakers);
+        match wc.success() {
+            Ok(success) => {
+                let ending = Ending::Success(Success {
+                    byte_len: success.byte_len(),
+                    imm: success.imm_data(),
+                    written: success.opcode() == WcOpcode::RecvRdmaWithImm,
+                });
+                let matched = self.tracker.complete(wr_id, qp_num, ending, wakers);
+                self.matched(matched, wc);
+            }
+            Err(failure) => self.dispatch_failure(wc, failure),
+        }
+    }
+
+    #[cold]
+    fn dispatch_failure(&mut self, wc: &WorkCompletion, failure: rdma_core_rs::Failure) {
+        let ending = if failure.is_flush() {
+            Ending::Flushed
+        } else {
+            Ending::Failed {
                 status: failure.status,
                 vendor_err: failure.vendor_err,
-            },
+            }
         };
-        match self
+        let (wr_id, qp_num) = (wc.wr_id(), wc.qp_num());
+        let matched = self
             .tracker
-            .complete(wc.wr_id(), wc.qp_num(), ending, &mut self.wakers)
-        {
+            .complete(wr_id, qp_num, ending, &mut self.wakers);
+        self.matched(matched, wc);
+    }
+
+    #[inline(always)]
+    fn matched(&mut self, matched: Matched<Payload>, wc: &WorkCompletion) {
+        match matched {
             Matched::Kept { owner, news } => self.note(owner, news),
             Matched::Inbox {
                 owner,
@@ -551,9 +569,7 @@ impl State {
                 }
                 self.note(owner, news);
             }
-            Matched::Stale => {
-                log::warn!("a completion that matches no operation was ignored: {wc:?}");
-            }
+            Matched::Stale => stale(wc),
         }
     }
 
@@ -742,6 +758,11 @@ impl State {
     pub(crate) fn poller_ref(&self) -> &Poller {
         &self.poller
     }
+}
+
+#[cold]
+fn stale(wc: &WorkCompletion) {
+    log::warn!("a completion that matches no operation was ignored: {wc:?}");
 }
 
 /// Leader and followers, see [`wait`](crate::wait).

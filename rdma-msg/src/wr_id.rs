@@ -4,44 +4,46 @@
 //! once: with the slot alone, a late or duplicated completion would resolve a stranger's operation.
 
 use std::fmt;
+use std::num::{NonZeroU32, NonZeroU64};
 
 /// Identity of one accepted operation: `generation << 32 | slot + 1`.
 ///
 /// Zero is never issued (I10), so a completion the library did not ask for, which on most devices
 /// carries 0, can match nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct WrId(u64);
+pub(crate) struct WrId(NonZeroU64);
 
 impl WrId {
     /// Names `slot` (at most `u32::MAX - 1`) in its `generation`.
     #[inline]
     pub(crate) fn new(slot: u32, generation: u32) -> WrId {
         debug_assert!(slot < u32::MAX);
-        WrId(u64::from(generation) << 32 | (u64::from(slot) + 1))
+        let low = NonZeroU64::from(NonZeroU32::MIN.saturating_add(slot));
+        WrId(low | u64::from(generation) << 32)
     }
 
     /// Reads what a completion carries; `None` if this library cannot have issued it.
     #[inline]
     pub(crate) fn from_raw(raw: u64) -> Option<WrId> {
-        (raw as u32 != 0).then_some(WrId(raw))
+        (raw as u32 != 0).then_some(WrId(NonZeroU64::new(raw)?))
     }
 
     /// The value to put into a work request.
     #[inline]
     pub(crate) fn raw(self) -> u64 {
-        self.0
+        self.0.get()
     }
 
     /// Index of the slot.
     #[inline]
     pub(crate) fn slot(self) -> u32 {
-        self.0 as u32 - 1
+        self.raw() as u32 - 1
     }
 
     /// Which occupant of the slot is meant.
     #[inline]
     pub(crate) fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
+        (self.raw() >> 32) as u32
     }
 }
 

@@ -167,7 +167,7 @@ impl<'a> Batch<'a> {
         self.requests.push(Request {
             verb,
             flags,
-            payload: Payload::one(buf),
+            payload: Payload::One(buf),
         });
         Ok(())
     }
@@ -308,7 +308,7 @@ impl Unposted {
         let buf = if op.is_atomic() {
             None
         } else {
-            request.payload.first
+            request.payload.split().0
         };
         Unposted { op, buf }
     }

@@ -411,7 +411,6 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`RecvError::Closed`] once the endpoint has ended; [`RecvError::Manual`].
-    #[inline]
     pub fn recv(&self) -> Result<Received, RecvError> {
         match wait::wait(
             &self.worker.inner,
@@ -659,7 +658,7 @@ impl With<'_> {
 
     #[inline]
     fn one(&self, verb: Verb, buf: Buf) -> Result<Operation, PostError<Buf>> {
-        let mut payload = Payload::one(buf);
+        let mut payload = Payload::One(buf);
         match self.post(verb, &mut payload, None) {
             Ok(operation) => Ok(operation),
             Err(kind) => Err(PostError::new(kind, refused(payload))),
@@ -670,10 +669,10 @@ impl With<'_> {
         if bufs.is_empty() {
             return Err(PostError::new(PostErrorKind::NoBuffer, bufs));
         }
-        let mut payload = Payload::gather(bufs);
+        let mut payload = Payload::Many(bufs);
         match self.post(verb, &mut payload, None) {
             Ok(operation) => Ok(operation),
-            Err(kind) => Err(PostError::new(kind, payload.into_bufs())),
+            Err(kind) => Err(PostError::new(kind, refused_many(payload))),
         }
     }
 
@@ -681,13 +680,13 @@ impl With<'_> {
     fn slice(&self, verb: Verb, bytes: &[u8]) -> Result<Operation, PostError<()>> {
         let refused = |kind| PostError::new(kind, ());
         if bytes.len() <= self.endpoint.max_inline() {
-            let posted = self.post(verb, &mut Payload::none(), Some(bytes));
+            let posted = self.post(verb, &mut Payload::None, Some(bytes));
             return posted.map_err(refused);
         }
         let buf = self.endpoint.alloc(bytes.len());
         let mut buf = buf.map_err(|error| refused(error.into()))?;
         buf.copy_from_slice(bytes);
-        let posted = self.post(verb, &mut Payload::one(buf), None);
+        let posted = self.post(verb, &mut Payload::One(buf), None);
         posted.map_err(refused)
     }
 
@@ -695,7 +694,7 @@ impl With<'_> {
         let refused = |kind| PostError::new(kind, ());
         let cell = self.endpoint.worker.inner.cell();
         let cell = cell.map_err(|error| refused(error.into()))?;
-        let posted = self.post(verb, &mut Payload::one(cell), None);
+        let posted = self.post(verb, &mut Payload::One(cell), None);
         posted.map_err(refused)
     }
 
@@ -714,7 +713,7 @@ impl With<'_> {
             ..
         } = self.endpoint;
         let len = data.map_or_else(|| payload.len(), |data| data.len() as u64);
-        rules.check(&verb, len, payload.count(), self.options)?;
+        rules.check(&verb, len, payload.bufs().len(), self.options)?;
         let OpOptions {
             fence,
             solicited,
@@ -738,23 +737,17 @@ impl With<'_> {
 
 #[cold]
 fn refused(payload: Payload) -> Buf {
-    let buf = payload.first;
-    buf.expect("the payload that was refused has its buffer")
+    match payload {
+        Payload::One(buf) => buf,
+        _ => unreachable!("the payload that was refused has its buffer"),
+    }
 }
 
-impl Payload {
-    #[inline]
-    fn len(&self) -> u64 {
-        self.first
-            .iter()
-            .chain(&self.more)
-            .map(|buf| buf.len() as u64)
-            .sum()
-    }
-
-    #[inline]
-    fn count(&self) -> usize {
-        usize::from(self.first.is_some()) + self.more.len()
+#[cold]
+fn refused_many(payload: Payload) -> Vec<Buf> {
+    match payload {
+        Payload::Many(bufs) => bufs,
+        _ => unreachable!("the payload that was refused has its buffers"),
     }
 }
 
@@ -842,7 +835,7 @@ pub(crate) fn post_recv(
     index: u32,
     buf: Buf,
 ) -> Result<Operation, PostError<Buf>> {
-    let mut payload = Payload::one(buf);
+    let mut payload = Payload::One(buf);
     let posted = worker.with(|state| {
         state.takes_receives(index)?;
         let posted = state.poster(index)?.recv(&mut payload, Claim::Ticket)?;
@@ -937,6 +930,11 @@ impl Watch for RecvWatch {
     type Output = Result<Received, RecvError>;
 
     #[inline]
+    fn is_there(&self, state: &State) -> bool {
+        !state.endpoints[self.index as usize].inbox.is_empty()
+    }
+
+    #[inline(always)] // the message is moved once
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
         if let Some(received) = state.take_message(self.index) {
             return Some(Ok(received));

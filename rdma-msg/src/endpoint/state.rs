@@ -553,13 +553,7 @@ impl State {
         let Ok(mut poster) = self.poster(index) else {
             return;
         };
-        match poster.send(
-            Verb::Probe,
-            flags,
-            &mut Payload::none(),
-            None,
-            Claim::Nobody,
-        ) {
+        match poster.send(Verb::Probe, flags, &mut Payload::None, None, Claim::Nobody) {
             Ok(Posted::Yes(_)) => {}
             Ok(Posted::Perhaps(_)) => self.doorbell_failed(index),
             Err(kind) => {
@@ -802,7 +796,9 @@ impl State {
         let Some(ep) = self.endpoints.get_mut(index as usize) else {
             return;
         };
-        let Some(mut buf) = payload.first else { return };
+        let Payload::One(mut buf) = payload else {
+            return;
+        };
         let len = success.byte_len as usize;
         // The device cannot have received more than the buffer holds.
         buf.set_len(if success.written {
@@ -852,7 +848,7 @@ impl State {
     }
 
     fn post_managed(&mut self, index: u32, buf: Buf) -> Result<(), PostErrorKind> {
-        let mut payload = Payload::one(buf);
+        let mut payload = Payload::One(buf);
         let posted = self.poster(index)?.recv(&mut payload, Claim::Inbox);
         let ep = &mut self.endpoints[index as usize];
         match posted {

@@ -55,6 +55,7 @@ impl Bed {
             claim: Claim::Ticket,
             len: 8,
             signaled: true,
+            rings: true,
         };
         self.tracker.begin(self.lane, what, || buf)
     }
@@ -69,6 +70,7 @@ impl Bed {
             claim: Claim::Ticket,
             len: 8,
             signaled: false,
+            rings: true,
         };
         self.tracker.begin(self.lane, what, || buf).unwrap()
     }
@@ -131,6 +133,7 @@ fn a_full_queue_is_a_value_and_gives_the_buffer_back() {
         claim: Claim::Ticket,
         len: 0,
         signaled: true,
+        rings: true,
     };
     let refused = bed
         .tracker
@@ -457,6 +460,7 @@ fn unsignaled_runs_are_bounded() {
         claim: Claim::Ticket,
         len: 0,
         signaled: false,
+        rings: true,
     };
     assert!(!tracker.must_signal(lane));
     tracker.begin(lane, quiet, || ()).unwrap();
@@ -470,6 +474,7 @@ fn unsignaled_runs_are_bounded() {
             lane,
             Begin {
                 signaled: true,
+                rings: true,
                 ..quiet
             },
             || (),
@@ -521,6 +526,7 @@ fn a_receive_of_the_inbox_is_handed_over_with_its_completion() {
         claim: Claim::Inbox,
         len: 64,
         signaled: true,
+        rings: false,
     };
     let id = bed.tracker.begin(bed.lane, what, || "message").unwrap();
     let arrived = Success {
@@ -578,6 +584,7 @@ fn a_drained_lane_has_resolved_everything() {
         claim: Claim::Inbox,
         len: 64,
         signaled: true,
+        rings: false,
     };
     bed.tracker.begin(bed.lane, what, || "inbox").unwrap();
     bed.disconnect();
@@ -625,6 +632,7 @@ fn one_lane_never_notices_the_failure_of_another() {
         claim: Claim::Ticket,
         len: 0,
         signaled: true,
+        rings: true,
     };
     let healthy = bed.tracker.begin(other, what, || "healthy").unwrap();
     let bad = bed.post(OpKind::Send, "bad");
@@ -836,12 +844,12 @@ proptest! {
                     let claim = [Claim::Ticket, Claim::Inbox, Claim::Nobody][claim];
                     let claim = if claim == Claim::Inbox && !kind.is_receive() { Claim::Nobody } else { claim };
                     let signaled = signaled || kind.is_receive();
-                    let what = Begin { kind, claim, len: 1, signaled };
+                    let what = Begin { kind, claim, len: 1, signaled, rings: !kind.is_receive() };
                     tokens += 1;
                     let queue = &mut model.queues[lane][kind.is_receive() as usize];
                     let depth = DEPTH[kind.is_receive() as usize] + u32::from(kind == OpKind::Probe);
                     let full = queue.len() as u32 >= depth;
-                    match tracker.begin(lanes[lane], what, || Token(tokens, dropped.clone())) {
+                    match tracker.begin(lanes[lane], what, || Some(Token(tokens, dropped.clone()))) {
                         Ok(id) => {
                             prop_assert!(!full);
                             prop_assert!(!model.ops.contains_key(&id), "an id was issued twice");
@@ -859,7 +867,7 @@ proptest! {
                 Step::Abort { lane } => {
                     if let Some((id, _)) = model.queues[lane][0].pop() {
                         let op = model.ops.remove(&id).unwrap();
-                        prop_assert_eq!(tracker.abort(id).map(|t| t.0), Some(op.token));
+                        prop_assert_eq!(tracker.abort(id).map(|t| t.unwrap().0), Some(op.token));
                         freed.push(op.token);
                     }
                 }
@@ -915,7 +923,7 @@ proptest! {
                                 let op = model.ops.remove(&id).unwrap();
                                 let finished = finished.unwrap();
                                 prop_assert_eq!(finished.kind, op.kind);
-                                prop_assert_eq!(finished.buf.0, op.token);
+                                prop_assert_eq!(finished.buf.unwrap().0, op.token);
                                 prop_assert_eq!(finished.result.is_ok(), ok);
                                 wakes += usize::from(op.waits);
                                 freed.push(op.token);
@@ -938,7 +946,7 @@ proptest! {
                             }
                             _ => {
                                 let op = model.ops.remove(&id).unwrap();
-                                prop_assert_eq!(forgotten.buf.map(|t| t.0), Some(op.token));
+                                prop_assert_eq!(forgotten.buf.map(|t| t.unwrap().0), Some(op.token));
                                 freed.push(op.token);
                             }
                         }
