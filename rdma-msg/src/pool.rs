@@ -203,6 +203,7 @@ pub(crate) struct Shared {
 }
 
 struct Free {
+    #[allow(clippy::vec_box)] // they leave as they are, without an allocation
     slots: Vec<Box<Slot>>,
     /// Somebody waits for a slot to come back.
     wanted: bool,
