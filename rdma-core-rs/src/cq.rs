@@ -4,9 +4,8 @@
 
 use std::fmt;
 use std::io;
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::ptr::{self, NonNull};
-use std::slice;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,14 +25,12 @@ use crate::wc::WorkCompletion;
 /// are lost, some devices tell it only by an asynchronous event, and the queue pairs go on (I7).
 ///
 /// ```
-/// use std::mem::MaybeUninit;
-///
-/// use rdma_core_rs::CompletionQueue;
+/// use rdma_core_rs::{CompletionQueue, WorkCompletion};
 ///
 /// # let _fabric = fake_verbs::Fabric::new();
 /// # let context = rdma_core_rs::devices()?[0].open()?;
 /// let cq = CompletionQueue::new(&context, 128, None)?;
-/// let mut room = [const { MaybeUninit::uninit() }; 16];
+/// let mut room = [WorkCompletion::default(); 16]; // made once, used for every poll
 /// for wc in cq.poll(&mut room)? {
 ///     println!("{} ended: {}", wc.wr_id(), wc.status());
 /// }
@@ -43,9 +40,8 @@ use crate::wc::WorkCompletion;
 /// What a poll returns lies in the room it was given, which cannot be used again before:
 ///
 /// ```compile_fail,E0499
-/// # use std::mem::MaybeUninit;
 /// # fn example(cq: rdma_core_rs::CompletionQueue) -> rdma_core_rs::Result<()> {
-/// let mut room = [const { MaybeUninit::uninit() }; 16];
+/// let mut room = [rdma_core_rs::WorkCompletion::default(); 16];
 /// let first = cq.poll(&mut room)?;
 /// let second = cq.poll(&mut room[..])?;
 /// println!("{first:?}");
@@ -140,30 +136,28 @@ impl CompletionQueue {
         })
     }
 
-    /// Takes as many completions as there are and fit into `room`. Never sleeps.
+    /// Takes as many completions as there are and fit into `room`, oldest first, and returns them: the
+    /// beginning of `room`. Never sleeps.
+    ///
+    /// Providers write only what is valid of a completion, so what lay in `room` shows through in the
+    /// rest, which [`WorkCompletion`] does not give out. Keep one array and use it again and again.
     ///
     /// # Errors
-    /// [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost.
-    /// [`Forked`](Error::Forked) in a child, where it would take the parent's completions.
+    /// - [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost.
+    /// - [`Forked`](Error::Forked) in a child, where it would take the parent's completions.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
-    pub fn poll<'a>(
-        &self,
-        room: &'a mut [MaybeUninit<WorkCompletion>],
-    ) -> Result<&'a [WorkCompletion]> {
+    pub fn poll<'a>(&self, room: &'a mut [WorkCompletion]) -> Result<&'a [WorkCompletion]> {
         self.inner.context.check_process()?;
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
-        let first: *mut WorkCompletion = room.as_mut_ptr().cast();
+        let first = room.as_mut_ptr().cast();
         // SAFETY: `self` keeps the queue alive; there is room for `entries` completions, which
-        // are laid out as C's.
-        let count = unsafe { sys::ibv_poll_cq(self.inner.cq.as_ptr(), entries, first.cast()) };
+        // are laid out as C's and for which any bytes will do.
+        let count = unsafe { sys::ibv_poll_cq(self.inner.cq.as_ptr(), entries, first) };
         let Ok(count) = usize::try_from(count) else {
             return Err(poll_error(count));
         };
-        // SAFETY: the first `count` of at most `entries` elements were just written. Providers leave
-        // out fields that mean nothing (a failed completion's opcode, a send's length); those hold
-        // whatever bytes were there, which a call into a shared library may have put there too.
-        Ok(unsafe { slice::from_raw_parts(first, count.min(room.len())) })
+        Ok(&room[..count.min(room.len())])
     }
 
     /// Arms the queue: the next completion puts an event on the channel. One event for one arming.

@@ -10,11 +10,9 @@
 //! hosts, `rdma-cm` finds the peer and exchanges what is exchanged here in variables.)
 //!
 //! ```
-//! use std::mem::MaybeUninit;
-//!
 //! use rdma_core_rs::{
 //!     Access, AddressVector, CompletionQueue, ProtectionDomain, QpAttr, QpConfig, QpState,
-//!     QueuePair, RecvWr, RegionSlice, SendWr, devices,
+//!     QueuePair, RecvWr, RegionSlice, SendWr, WorkCompletion, devices,
 //! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,8 +51,8 @@
 //! unsafe { sender.post_send(&mut SendWr::send(2, &out)) }?;
 //!
 //! let mut ended = 0;
+//! let mut entries = [WorkCompletion::default(); 16];
 //! while ended < 2 {
-//!     let mut entries = [const { MaybeUninit::uninit() }; 16];
 //!     for wc in cq.poll(&mut entries)? {
 //!         println!("{} ended: {:?}", wc.wr_id(), wc.success()?.opcode());
 //!         ended += 1;
@@ -63,7 +61,6 @@
 //! assert_eq!(&room[..5], b"hello");
 //! # Ok(()) }
 //! ```
-//!
 //! # Memory
 //! Registered memory belongs to this crate, in two kinds that do not mix:
 //! - [`RegionSlice`]: a unique range of memory that only the local device reaches. It derefs to

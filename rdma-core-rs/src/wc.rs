@@ -11,6 +11,8 @@ use crate::sys::{self, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 /// through [`success`](Self::success). Some devices put a wrong opcode into a failed completion, so
 /// remember by `wr_id` what you posted.
 ///
+/// The default is room for [`poll`](crate::CompletionQueue::poll).
+///
 /// ```
 /// # fn example(wc: rdma_core_rs::WorkCompletion) {
 /// match wc.success() {
@@ -21,7 +23,7 @@ use crate::sys::{self, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 /// # }
 /// ```
 #[doc(alias = "ibv_wc")]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct WorkCompletion {
     wr_id: u64,
@@ -87,10 +89,14 @@ impl WorkCompletion {
         self.qp_num
     }
 
-    /// The vendor's code for the failure. Valid always, 0 on success.
+    /// The vendor's code for the failure; 0 on success.
     #[inline]
     pub fn vendor_err(&self) -> u32 {
-        self.vendor_err
+        if self.is_success() {
+            0
+        } else {
+            self.vendor_err // which some devices leave unwritten on success
+        }
     }
 
     /// The fields that are valid on success, or what is known of the failure.
@@ -141,24 +147,24 @@ impl Success<'_> {
         WcOpcode::from_raw(self.wc.opcode)
     }
 
-    /// Bytes received, read or returned by an atomic. Not set for sends and writes. On UD it
+    /// Bytes received, read or returned by an atomic; for other requests any number. On UD it
     /// includes the 40 bytes of the global routing header.
     #[inline]
     pub fn byte_len(&self) -> u32 {
         self.wc.byte_len
     }
 
-    /// The sender's immediate data in host order, if the receive has any.
+    /// The sender's immediate data in host order, if this is a receive and has any.
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
-        self.has(ibv_wc_flags::IBV_WC_WITH_IMM)
+        self.has_received(ibv_wc_flags::IBV_WC_WITH_IMM)
             .then(|| u32::from_be(self.wc.imm_data_or_rkey))
     }
 
     /// The key of this side that a send with invalidate took back, if it was one.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        self.has(ibv_wc_flags::IBV_WC_WITH_INV)
+        self.has_received(ibv_wc_flags::IBV_WC_WITH_INV)
             .then_some(self.wc.imm_data_or_rkey)
     }
 
@@ -169,13 +175,13 @@ impl Success<'_> {
         self.has(ibv_wc_flags::IBV_WC_GRH)
     }
 
-    /// UD: the sender's queue pair number.
+    /// A receive on UD: the sender's queue pair number.
     #[inline]
     pub fn src_qp(&self) -> u32 {
         self.wc.src_qp
     }
 
-    /// UD on InfiniBand: the sender's local identifier.
+    /// A receive on UD, on InfiniBand: the sender's local identifier.
     #[inline]
     pub fn slid(&self) -> u16 {
         self.wc.slid
@@ -195,6 +201,12 @@ impl Success<'_> {
     #[inline]
     fn has(&self, flag: ibv_wc_flags) -> bool {
         self.wc.wc_flags & flag.0 != 0
+    }
+
+    /// Devices flag a send with immediate data too, and do not write the data then.
+    #[inline]
+    fn has_received(&self, flag: ibv_wc_flags) -> bool {
+        self.wc.opcode & ibv_wc_opcode::IBV_WC_RECV != 0 && self.has(flag)
     }
 }
 
@@ -437,27 +449,23 @@ impl WcOpcode {
 mod tests {
     use super::*;
 
-    fn completion(status: u32) -> WorkCompletion {
+    fn completion(status: u32, opcode: u32) -> WorkCompletion {
         WorkCompletion {
             wr_id: 5,
             status,
-            opcode: ibv_wc_opcode::IBV_WC_RECV,
+            opcode,
             vendor_err: 9,
             byte_len: 100,
             imm_data_or_rkey: 0x0102_0304_u32.to_be(),
             qp_num: 17,
-            src_qp: 0,
             wc_flags: ibv_wc_flags::IBV_WC_WITH_IMM.0,
-            pkey_index: 0,
-            slid: 0,
-            sl: 0,
-            dlid_path_bits: 0,
+            ..WorkCompletion::default()
         }
     }
 
     #[test]
     fn success_shows_the_data_and_immediate_in_host_order() {
-        let wc = completion(0);
+        let wc = completion(0, ibv_wc_opcode::IBV_WC_RECV);
         let success = wc.success().unwrap();
         assert_eq!(success.opcode(), WcOpcode::Recv);
         assert_eq!(success.byte_len(), 100);
@@ -466,10 +474,19 @@ mod tests {
     }
 
     #[test]
+    fn send_shows_no_immediate_and_no_error_code() {
+        let wc = completion(0, ibv_wc_opcode::IBV_WC_SEND);
+        assert_eq!(wc.success().unwrap().imm_data(), None);
+        assert_eq!(wc.vendor_err(), 0);
+    }
+
+    #[test]
     fn failure_shows_only_what_is_valid() {
-        let failure = completion(ibv_wc_status::IBV_WC_WR_FLUSH_ERR)
-            .success()
-            .unwrap_err();
+        let wc = completion(
+            ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
+            ibv_wc_opcode::IBV_WC_SEND,
+        );
+        let failure = wc.success().unwrap_err();
         assert!(failure.is_flush());
         assert_eq!(
             (failure.wr_id, failure.qp_num, failure.vendor_err),

@@ -2,12 +2,10 @@
 #![allow(unsafe_code)] // forks
 #![cfg(not(miri))] // Miri cannot fork
 
-use std::mem::MaybeUninit;
-
 use fake_verbs::Fabric;
 use rdma_core_rs::{
     Access, CompletionChannel, CompletionQueue, Error, MemoryWindow, ProtectionDomain, QpConfig,
-    QueuePair, RegionSlice, SharedRegion, Srq, devices,
+    QueuePair, RegionSlice, SharedRegion, Srq, WorkCompletion, devices,
 };
 
 #[test]
@@ -32,7 +30,10 @@ fn child_is_refused_and_destroys_nothing() {
             && matches!(qp.to_error(), Err(Error::Forked))
             && matches!(cq.resize(9), Err(Error::Forked))
             && matches!(srq.arm_limit(1), Err(Error::Forked))
-            && matches!(cq.poll(&mut [MaybeUninit::uninit()]), Err(Error::Forked))
+            && matches!(
+                cq.poll(&mut [WorkCompletion::default()]),
+                Err(Error::Forked)
+            )
             && matches!(cq.req_notify(false), Err(Error::Forked))
             && matches!(channel.try_event(), Err(Error::Forked))
             && matches!(channel.wait(None), Err(Error::Forked))

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -378,6 +378,8 @@ pub(crate) struct State {
     pub(crate) endpoints: Slab<Ep>,
     pub(crate) tracker: Tracker<Payload>,
     pub(crate) cq: CompletionQueue,
+    /// Where a poll puts what it fetches.
+    batch: [WorkCompletion; BATCH],
     channel: CompletionChannel,
     poller: Arc<Poller>,
     pub(crate) pool: Arc<pool::Shared>,
@@ -425,6 +427,7 @@ impl State {
             endpoints: Slab::new(),
             tracker: Tracker::new(cq_depth.min(cq.capacity())),
             cq,
+            batch: [WorkCompletion::default(); BATCH],
             channel,
             poller,
             pool: pool.shared(),
@@ -481,17 +484,17 @@ impl State {
         let mut total = 0;
         self.counters.polls += 1;
         for _ in 0..BATCHES_PER_STEP {
-            let mut room = [const { MaybeUninit::<WorkCompletion>::uninit() }; BATCH];
-            let count = match self.cq.poll(&mut room) {
-                Ok(batch) => {
-                    batch.iter().for_each(|wc| self.dispatch(wc));
-                    batch.len()
-                }
+            let count = match self.cq.poll(&mut self.batch) {
+                Ok(batch) => batch.len(),
                 Err(error) => {
                     self.queue_failed(&error);
                     0
                 }
             };
+            for i in 0..count {
+                let wc = self.batch[i];
+                self.dispatch(&wc);
+            }
             total += count;
             if count < BATCH {
                 break;

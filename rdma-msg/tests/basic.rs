@@ -36,7 +36,7 @@ fn messages_keep_their_order_and_the_receives_are_posted_again() {
         let received = server.recv().unwrap();
         assert_eq!(received.buf[..], round.to_ne_bytes());
         assert_eq!(received.imm, Some(round));
-        operation.wait().unwrap();
+        assert_eq!(operation.wait().unwrap().imm, None); // of a receive only
     }
 }
 

@@ -89,7 +89,11 @@ fn d01_of_completions_that_come_in_one_poll_none_is_lost_to_a_panicking_handler(
 
 #[test]
 fn d02_garbage_in_a_failed_completion_changes_nothing_of_the_report() {
-    for error_fields in [ErrorFields::Poison, ErrorFields::Zero] {
+    for error_fields in [
+        ErrorFields::Poison,
+        ErrorFields::Zero,
+        ErrorFields::Unwritten,
+    ] {
         let fabric = Fabric::with(Config {
             error_fields,
             ..Config::default()

@@ -9,7 +9,6 @@
 mod verbs;
 
 use std::fs::Permissions;
-use std::mem::MaybeUninit;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rdma_core_rs::{
     Access, AsyncEvent, Error, Pages, PortState, QpType, RegionOptions, RegionSlice, SendWr,
-    SharedRegion, Srq, WcOpcode, WcStatus, devices,
+    SharedRegion, Srq, WcOpcode, WcStatus, WorkCompletion, devices,
 };
 use verbs::{Bed, End, scenarios};
 
@@ -96,7 +95,7 @@ rxe_tests! {
         end.expect_nothing();
         let End { qp, cq, local, .. } = end;
         qp.destroy().map_err(|(_, error)| error).unwrap();
-        assert_eq!(cq.poll(&mut [MaybeUninit::uninit(); 4]).unwrap().len(), 0);
+        assert_eq!(cq.poll(&mut [WorkCompletion::default(); 4]).unwrap().len(), 0);
         drop(local);
     }
 

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)] // posting on this level is unsafe: see `Client::post`
 
 use std::future::Future;
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::{Pin, pin};
@@ -112,7 +111,7 @@ impl Client {
     // region: take
     /// Polls once: the entry of our operation, if it is there.
     fn take(cq: &CompletionQueue, id: u64) -> Result<Option<WorkCompletion>> {
-        let mut entries = [MaybeUninit::uninit(); 16];
+        let mut entries = [WorkCompletion::default(); 16];
         // What has been polled is gone from the queue: look at all of it.
         let entries = cq.poll(&mut entries)?;
         Ok(entries.iter().find(|entry| entry.wr_id() == id).copied())

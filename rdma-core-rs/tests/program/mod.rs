@@ -3,12 +3,11 @@
 #![allow(unsafe_code)] // posts
 
 use std::error::Error as StdError;
-use std::mem::MaybeUninit;
 
 use rdma_core_rs::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Error, MemoryWindow,
     ProtectionDomain, QpAttr, QpConfig, QpState, QueuePair, RecvWr, RegionSlice, SendWr,
-    SharedRegion, Srq, devices,
+    SharedRegion, Srq, WorkCompletion, devices,
 };
 
 use crate::verbs::QKEY;
@@ -105,9 +104,7 @@ pub fn program() -> Outcome {
     Ok(())
 }
 
-pub fn poll_one(
-    cq: &CompletionQueue,
-) -> rdma_core_rs::Result<Option<rdma_core_rs::WorkCompletion>> {
-    let mut room = [MaybeUninit::uninit()];
+pub fn poll_one(cq: &CompletionQueue) -> rdma_core_rs::Result<Option<WorkCompletion>> {
+    let mut room = [WorkCompletion::default()];
     Ok(cq.poll(&mut room)?.first().copied())
 }

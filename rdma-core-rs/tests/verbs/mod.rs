@@ -5,7 +5,6 @@
 
 pub mod scenarios;
 
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -257,10 +256,16 @@ impl End {
         assert_eq!(failure.qp_num, self.qp.qp_num());
     }
 
+    /// The next completion, in this room.
+    #[track_caller]
+    pub fn poll_into<'a>(&self, room: &'a mut [WorkCompletion; 1]) -> &'a WorkCompletion {
+        poll_into(&self.cq, room).expect("a completion")
+    }
+
     /// Asserts that there is no completion now.
     #[track_caller]
     pub fn expect_nothing(&self) {
-        let mut room = [MaybeUninit::uninit(); 1];
+        let mut room = [WorkCompletion::default()];
         assert_eq!(self.cq.poll(&mut room).unwrap().len(), 0);
     }
 
@@ -279,17 +284,22 @@ impl End {
 
 /// The next completion of a queue, or none within patience.
 pub fn next_completion(cq: &CompletionQueue) -> Option<WorkCompletion> {
+    let mut room = [WorkCompletion::default()];
+    poll_into(cq, &mut room).copied()
+}
+
+fn poll_into<'a>(
+    cq: &CompletionQueue,
+    room: &'a mut [WorkCompletion; 1],
+) -> Option<&'a WorkCompletion> {
     let until = Instant::now() + PATIENCE;
-    let mut room = [MaybeUninit::uninit(); 1];
-    loop {
-        if let [wc] = cq.poll(&mut room).unwrap() {
-            return Some(*wc);
-        }
+    while cq.poll(room).unwrap().is_empty() {
         if Instant::now() > until {
             return None;
         }
         std::thread::yield_now();
     }
+    Some(&room[0])
 }
 
 /// Bytes that differ from place to place and from seed to seed.

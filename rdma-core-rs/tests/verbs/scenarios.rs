@@ -1,13 +1,12 @@
 //! What must hold on every device. Each scenario is a sentence.
 
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rdma_core_rs::{
     Access, AddressHandle, AsyncEvent, CompletionChannel, CompletionQueue, DeviceCap, DmaBufRegion,
     Error, MemoryWindow, QpAttr, QpConfig, QpState, QpType, QueuePair, RecvWr, RegionOptions,
-    RegionSlice, RemoteRegion, SendWr, Sge, SharedRegion, Srq, WcOpcode, WcStatus,
+    RegionSlice, RemoteRegion, SendWr, Sge, SharedRegion, Srq, WcOpcode, WcStatus, WorkCompletion,
 };
 
 use super::{BUFFER, Bed, End, GRH, QKEY, connect, next_completion, pattern, soon};
@@ -18,6 +17,7 @@ macro_rules! for_all_scenarios {
     ($macro:ident) => {
         $macro! {
             send_brings_bytes_and_immediate_data
+            send_and_failure_show_nothing_of_an_earlier_receive
             empty_message_arrives
             message_of_many_packets_arrives_whole
             write_lands_where_it_should_and_nowhere_else
@@ -96,6 +96,25 @@ pub fn send_brings_bytes_and_immediate_data(bed: &Bed) {
     assert_eq!(b.local[..100], message);
     assert_eq!(b.local[1000..1100], message);
     assert_eq!(b.local[100], 0);
+}
+
+pub fn send_and_failure_show_nothing_of_an_earlier_receive(bed: &Bed) {
+    let (mut a, mut b) = bed.pair(QpType::Rc);
+    let mut room = [WorkCompletion::default()];
+    b.post_recv(1, &[b.local.sge()]);
+    a.post(SendWr::send_with_imm(2, &[], 7));
+    assert_eq!(b.poll_into(&mut room).ok().unwrap().imm_data(), Some(7));
+
+    let wc = a.poll_into(&mut room);
+    assert_eq!(wc.ok().unwrap().imm_data(), None);
+    assert_eq!((wc.wr_id(), wc.vendor_err()), (2, 0));
+    println!("{:?}, {:?}", wc, wc.ok().unwrap().byte_len()); // reads every field that may be read
+
+    b.post_recv(3, &[b.local.sge()]);
+    b.qp.to_error().unwrap();
+    let wc = b.poll_into(&mut room);
+    assert_eq!(wc.wr_id(), 3);
+    assert!(wc.success().unwrap_err().is_flush(), "{wc:?}");
 }
 
 pub fn empty_message_arrives(bed: &Bed) {
@@ -1052,9 +1071,9 @@ pub fn arming_before_the_last_poll_misses_nothing(bed: &Bed) {
             a.post(SendWr::send(i, &[]).signaled(i == 9));
         }
         let mut seen = 0;
+        let mut room = [WorkCompletion::default(); 3];
         while seen < 10 {
             b.cq.req_notify(false).unwrap();
-            let mut room = [MaybeUninit::uninit(); 3];
             let before = seen;
             while let wcs @ [_, ..] = b.cq.poll(&mut room).unwrap() {
                 seen += wcs.len();

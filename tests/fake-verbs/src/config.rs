@@ -25,6 +25,8 @@ pub enum ErrorFields {
     Zero,
     /// A pattern no program can take for a sensible value.
     Poison,
+    /// What lay there before: they are not written, as on mlx5.
+    Unwritten,
 }
 
 /// When a slot of the send queue becomes free.

@@ -283,7 +283,7 @@ impl World {
             ..Completion::default()
         };
         match self.config.error_fields {
-            ErrorFields::Zero => valid,
+            ErrorFields::Zero | ErrorFields::Unwritten => valid,
             ErrorFields::Poison => Completion {
                 opcode: 0xdead_beef,
                 vendor_err: 0x51,
@@ -418,8 +418,9 @@ pub(crate) unsafe extern "C" fn poll_cq(
             if let Some(slot) = cqe.slot {
                 w.retire(slot);
             }
+            let all = w.config.error_fields != ErrorFields::Unwritten;
             // SAFETY: C requires `num_entries` writable completions at `wc`, and count < num_entries.
-            unsafe { wc.wrapping_add(count as usize).write(c_completion(cqe.wc)) };
+            unsafe { fill(wc.wrapping_add(count as usize), cqe.wc, all) };
             count += 1;
         }
         Ok(count)
@@ -427,23 +428,46 @@ pub(crate) unsafe extern "C" fn poll_cq(
     polled.unwrap_or_else(|errno| -errno)
 }
 
-fn c_completion(from: Completion) -> ibv_wc {
-    ibv_wc {
-        wr_id: from.wr_id,
-        status: from.status,
-        opcode: from.opcode,
-        vendor_err: from.vendor_err,
-        byte_len: from.byte_len,
-        imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t {
-            imm_data: from.imm_data,
-        },
-        qp_num: from.qp_num,
-        src_qp: from.src_qp,
-        wc_flags: from.wc_flags,
-        pkey_index: 0,
-        slid: 0,
-        sl: 0,
-        dlid_path_bits: 0,
+/// Writes the fields that are valid, and of a failed completion, if `all`, the others too. What is not written
+/// stays as it was, so Miri sees who reads it without having put something there.
+///
+/// # Safety
+/// `to` must be writable.
+unsafe fn fill(to: *mut ibv_wc, from: Completion, all: bool) {
+    let failed = from.status != ibv_wc_status::IBV_WC_SUCCESS;
+    let received = from.opcode & ibv_wc_opcode::IBV_WC_RECV != 0;
+    let fetched = matches!(
+        from.opcode,
+        ibv_wc_opcode::IBV_WC_RDMA_READ
+            | ibv_wc_opcode::IBV_WC_COMP_SWAP
+            | ibv_wc_opcode::IBV_WC_FETCH_ADD
+    );
+    put!(to, wr_id, from.wr_id);
+    put!(to, status, from.status);
+    put!(to, qp_num, from.qp_num);
+    if failed {
+        put!(to, vendor_err, from.vendor_err);
+        if !all {
+            return;
+        }
+    }
+    put!(to, opcode, from.opcode);
+    put!(to, wc_flags, from.wc_flags);
+    if failed || received || fetched {
+        put!(to, byte_len, from.byte_len);
+    }
+    if failed || received {
+        let imm_data = from.imm_data;
+        put!(
+            to,
+            imm_data_invalidated_rkey_union,
+            imm_data_invalidated_rkey_union_t { imm_data }
+        );
+        put!(to, src_qp, from.src_qp);
+        put!(to, pkey_index, 0);
+        put!(to, slid, 0);
+        put!(to, sl, 0);
+        put!(to, dlid_path_bits, 0);
     }
 }
 

@@ -445,6 +445,10 @@ impl World {
         };
         wqe.done = true;
         let (wr_id, signaled) = (wqe.wr_id, wqe.signaled);
+        let with_imm = matches!(
+            wqe.op,
+            Op::Send { imm: Some(_), .. } | Op::Write { imm: Some(_), .. }
+        );
         let (num, cq, slot) = (record.num, record.send_cq, record.slot(seq));
         let wc = match outcome {
             Err(status) => self.failed(wr_id, num, status),
@@ -453,6 +457,12 @@ impl World {
                 opcode,
                 byte_len,
                 qp_num: num,
+                // The flag alone, as on hardware.
+                wc_flags: if with_imm {
+                    ibv_wc_flags::IBV_WC_WITH_IMM.0
+                } else {
+                    0
+                },
                 ..Default::default()
             },
         };

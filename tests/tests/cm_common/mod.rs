@@ -3,7 +3,6 @@
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its own part; a test may panic
 #![allow(unsafe_code)] // posting, and poll(2)
 
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
@@ -195,7 +194,7 @@ impl End {
 
     /// Whether a completion is there, without waiting.
     pub(crate) fn has_completion(&mut self) -> bool {
-        let mut entry = [MaybeUninit::uninit(); 1];
+        let mut entry = [WorkCompletion::default()];
         self.early
             .extend_from_slice(self.cq.poll(&mut entry).unwrap());
         !self.early.is_empty()
