@@ -321,6 +321,9 @@ fn what_did_not_fit_stays_in_the_batch_and_can_be_posted_later() {
 
     assert!(matches!(error, PostErrorKind::QueueFull { .. }), "{error}");
     assert_eq!((operations.len(), batch.len()), (8, 2));
+    // With the first one refused, the device is not called.
+    batch.post_into(&mut operations).unwrap_err();
+    assert_eq!((operations.len(), batch.len()), (8, 2));
     for operation in operations.drain(..) {
         operation.wait().unwrap();
     }
