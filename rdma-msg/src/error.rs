@@ -341,9 +341,16 @@ pub enum PostErrorKind {
     /// The endpoint has ended or is being closed.
     #[error("the endpoint is closed: {cause}")]
     Closed {
-        /// Why.
+        /// Why. [`Cause::ClosedLocally`] while a close waits for what is in flight, whatever that
+        /// comes to.
         cause: Arc<Cause>,
     },
+    /// The connection is broken, and why is not known yet: operations were flushed, and the failure
+    /// behind it has not been reported. It is known within half a second, to all who wait:
+    /// [`wait_capacity`](crate::Endpoint::wait_capacity) and
+    /// [`closed_async`](crate::Endpoint::closed_async) among them.
+    #[error("the endpoint is ending, and the cause is not known yet")]
+    Ending,
     /// The connection is not established yet.
     #[error("the connection is not established yet")]
     NotOpen,

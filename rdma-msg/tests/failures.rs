@@ -22,6 +22,7 @@ const UNREACHABLE: u32 = 7;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
 const TIMEWAIT_EXIT: u32 = 15;
+const WR_FLUSH_ERR: u32 = 5;
 
 /// Posts one operation of each kind towards `remote`, and a receive.
 fn one_of_each(endpoint: &Endpoint, remote: RemoteRegion) -> Vec<Operation> {
@@ -183,6 +184,58 @@ fn a_flush_without_a_failure_has_a_cause_of_its_own() {
     assert!(
         matches!(server.recv(), Err(RecvError::Closed(cause)) if *cause == Cause::Disconnected)
     );
+}
+
+/// The queue of an endpoint.
+fn queue_of(fabric: &Fabric, endpoint: &Endpoint) -> fake_verbs::CqId {
+    let mut qps = fabric.qps().into_iter();
+    qps.find(|qp| qp.qp_num == endpoint.qp_num())
+        .unwrap()
+        .send_cq
+}
+
+#[test]
+fn nobody_is_told_a_cause_before_it_is_known() {
+    for looked_at_before in [true, false] {
+        let fabric = Fabric::new();
+        let (client, server) = pair_with(&manual(), &manual());
+        let recv = client.post_recv(client.alloc(0).unwrap()).unwrap();
+        fabric.set_delivery(Delivery::Manual);
+        let send = client.send_slice(b"lost").unwrap();
+        fabric.cut_link();
+        fabric.deliver();
+        fabric.expire_retries();
+        let queue = queue_of(&fabric, &client);
+        let mut completions = fabric.lose_completions(queue);
+        assert_eq!(completions.len(), 2);
+
+        // The receive's flush comes first, as it can with two queues.
+        completions.sort_by_key(|wc| wc.status != WR_FLUSH_ERR);
+        fabric.inject_completion(queue, completions[0]);
+        client.worker().poll();
+        assert!(!client.is_open());
+        if looked_at_before {
+            let refused = client.send_slice(b"x").unwrap_err();
+            assert!(matches!(refused.kind, PostErrorKind::Ending), "{refused}");
+            assert!(client.closed().is_none());
+            let soon = Instant::now() + Duration::from_millis(1);
+            assert!(!client.wait_capacity(1, Some(soon)).unwrap());
+        }
+        fabric.inject_completion(queue, completions[1]);
+        let refused = client.send_slice(b"x").unwrap_err();
+        let PostErrorKind::Closed { cause } = refused.kind else {
+            panic!("{refused}")
+        };
+        assert!(
+            matches!(&*cause, Cause::Operation(failure) if failure.op == OpKind::Send),
+            "{cause}"
+        );
+        assert_eq!(client.wait_capacity(1, None).unwrap_err().0, cause);
+        assert_eq!(error(recv).cause, cause);
+        assert_eq!(error(send).cause, cause);
+        assert_eq!(client.closed().unwrap(), cause);
+        drop(server);
+    }
 }
 
 #[test]

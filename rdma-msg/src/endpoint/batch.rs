@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use rdma_core_rs::RemoteRegion;
 
-use super::{Endpoint, OpOptions, fit_read};
+use super::{Endpoint, OpOptions, fit_read, refused};
 use crate::error::{OpKind, PostError, PostErrorKind};
 use crate::op::{Operation, Payload};
 use crate::pool::Buf;
-use crate::post::{CHAIN, Flags, Request, Verb};
+use crate::post::{CHAIN, Request, Verb};
 use crate::worker::State;
 use crate::wr_id::WrId;
 
@@ -149,26 +149,18 @@ impl<'a> Batch<'a> {
     }
 
     fn add(&mut self, verb: Verb, buf: Buf) -> Result<(), PostError<Buf>> {
-        let len = buf.len() as u64;
-        if let Err(kind) = self.endpoint.rules.check(&verb, len, 1, self.options) {
-            return Err(PostError::new(kind, buf));
+        let payload = Payload::One(buf);
+        match self
+            .endpoint
+            .check(&verb, &payload, None, self.options, false)
+        {
+            Ok(flags) => self.requests.push(Request {
+                verb,
+                flags,
+                payload,
+            }),
+            Err(kind) => return Err(PostError::new(kind, refused(payload))),
         }
-        let OpOptions {
-            fence,
-            solicited,
-            inline,
-        } = self.options;
-        let flags = Flags {
-            fence,
-            solicited,
-            inline,
-            signaled: false,
-        };
-        self.requests.push(Request {
-            verb,
-            flags,
-            payload: Payload::One(buf),
-        });
         Ok(())
     }
 
@@ -225,12 +217,11 @@ impl State {
         ids: &mut Vec<WrId>,
     ) -> Result<(), PostErrorKind> {
         for chain in requests.chunks_mut(CHAIN) {
-            self.takes_sends(index)?;
             // Who waits for any of them hears of it by the last one at the latest.
             if let Some(last) = chain.last_mut() {
                 last.flags.signaled = true;
             }
-            let chained = self.poster(index)?.send_chain(chain, ids);
+            let chained = self.sender(index)?.send_chain(chain, ids);
             if chained.perhaps {
                 self.doorbell_failed(index);
                 self.attend();

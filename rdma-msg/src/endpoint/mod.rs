@@ -26,7 +26,7 @@ use crate::error::{
 use crate::lifecycle;
 use crate::op::{Operation, Payload, Received};
 use crate::pool::{Buf, PoolError};
-use crate::post::{Flags, Posted, Verb};
+use crate::post::{Flags, Posted, Poster, Verb};
 use crate::stats::{EndpointStats, OpStats};
 use crate::tracker::Claim;
 use crate::wait::{self, Watch, new_key};
@@ -375,7 +375,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`PostError`] with the buffer: [`PostErrorKind::WrongMode`] on an endpoint whose receives are
-    /// managed, [`PostErrorKind::QueueFull`], [`PostErrorKind::Closed`].
+    /// managed, [`PostErrorKind::QueueFull`], [`PostErrorKind::Closed`], [`PostErrorKind::Ending`].
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_recv(&self, buf: Buf) -> Result<Operation, PostError<Buf>> {
@@ -706,29 +706,13 @@ impl With<'_> {
         payload: &mut Payload,
         data: Option<&[u8]>,
     ) -> Result<Operation, PostErrorKind> {
-        let Endpoint {
-            worker,
-            index,
-            rules,
-            ..
-        } = self.endpoint;
-        let len = data.map_or_else(|| payload.len(), |data| data.len() as u64);
-        rules.check(&verb, len, payload.bufs().len(), self.options)?;
-        let OpOptions {
-            fence,
-            solicited,
-            inline,
-        } = self.options;
-        let flags = Flags {
-            fence,
-            solicited,
-            inline,
-            signaled: true,
-        };
+        let Endpoint { worker, index, .. } = self.endpoint;
+        let flags = self
+            .endpoint
+            .check(&verb, payload, data, self.options, true)?;
         let id = worker.inner.with(|state| {
-            state.takes_sends(*index)?;
-            let mut poster = state.poster(*index)?;
-            let posted = poster.send(verb, flags, payload, data, Claim::Ticket)?;
+            let mut sender = state.sender(*index)?;
+            let posted = sender.send(verb, flags, payload, data, Claim::Ticket)?;
             Ok::<_, PostErrorKind>(state.accept(*index, posted))
         })?;
         Ok(Operation::new(Arc::clone(&worker.inner), id, verb.kind()))
@@ -762,8 +746,35 @@ fn fit_read(buf: &mut Buf, remote: RemoteRegion) -> Result<(), PostErrorKind> {
     Ok(())
 }
 
+impl Endpoint {
+    /// Checks what can be known before the device sees the operation: of one that is posted alone,
+    /// and of one in a batch.
+    #[inline]
+    fn check(
+        &self,
+        verb: &Verb,
+        payload: &Payload,
+        data: Option<&[u8]>,
+        options: OpOptions,
+        signaled: bool,
+    ) -> Result<Flags, PostErrorKind> {
+        let len = data.map_or_else(|| payload.len(), |data| data.len() as u64);
+        self.rules.check(verb, len, payload.bufs().len(), options)?;
+        let OpOptions {
+            fence,
+            solicited,
+            inline,
+        } = options;
+        Ok(Flags {
+            fence,
+            solicited,
+            inline,
+            signaled,
+        })
+    }
+}
+
 impl Rules {
-    /// Checks what can be known before the device sees the operation.
     #[inline]
     fn check(
         &self,
@@ -848,45 +859,50 @@ pub(crate) fn post_recv(
 }
 
 impl State {
-    /// Whether the endpoint accepts sends, writes, reads and atomics now.
+    /// What posting sends, writes, reads and atomics needs, if the endpoint accepts them now.
     #[inline]
-    fn takes_sends(&self, index: u32) -> Result<(), PostErrorKind> {
-        let life = life(self, index);
-        if life.takes_sends() {
-            Ok(())
+    fn sender(&mut self, index: u32) -> Result<Poster<'_>, PostErrorKind> {
+        if life(self, index).takes_sends() {
+            self.poster(index)
         } else {
-            Err(self.refusal(index, life))
+            Err(self.refusal(index))
         }
     }
 
     #[inline]
-    fn takes_receives(&self, index: u32) -> Result<(), PostErrorKind> {
+    fn takes_receives(&mut self, index: u32) -> Result<(), PostErrorKind> {
         if self.endpoints[index as usize].rules.managed {
             let what = "this endpoint posts its receives itself: take messages with recv, or open it \
                         with Receive::Manual";
             return Err(PostErrorKind::WrongMode { what });
         }
-        let life = life(self, index);
-        if life.takes_receives() {
+        if life(self, index).takes_receives() {
             Ok(())
         } else {
-            Err(self.refusal(index, life))
+            Err(self.refusal(index))
         }
     }
 
     #[cold]
-    fn refusal(&self, index: u32, life: lifecycle::State) -> PostErrorKind {
-        match (life, self.known_cause(index)) {
-            (lifecycle::State::Opening, _) => PostErrorKind::NotOpen,
-            (_, Some(cause)) => PostErrorKind::Closed {
-                cause: Arc::clone(cause),
-            },
-            (lifecycle::State::Draining, None) => PostErrorKind::Closed {
-                cause: Arc::new(Cause::ClosedLocally),
-            },
-            (_, None) => PostErrorKind::Closed {
-                cause: Arc::new(Cause::QueuePairError),
-            },
+    fn refusal(&mut self, index: u32) -> PostErrorKind {
+        if life(self, index) == lifecycle::State::Opening {
+            return PostErrorKind::NotOpen;
+        }
+        if self.why_refused(index).is_none() {
+            // The failure behind the first flushes is mostly right behind them.
+            self.poll();
+        }
+        self.why_refused(index)
+            .map_or(PostErrorKind::Ending, |cause| PostErrorKind::Closed {
+                cause,
+            })
+    }
+
+    /// Why an endpoint that was open takes nothing any more, if that is known.
+    fn why_refused(&self, index: u32) -> Option<Arc<Cause>> {
+        match (life(self, index), self.known_cause(index)) {
+            (lifecycle::State::Draining, None) => Some(Arc::new(Cause::ClosedLocally)),
+            (_, cause) => cause.cloned(),
         }
     }
 
@@ -979,8 +995,10 @@ impl Watch for CapacityWatch {
     type Output = Result<(), Closed>;
 
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
-        if let Err(PostErrorKind::Closed { cause }) = state.takes_sends(self.index) {
-            return Some(Err(Closed(cause)));
+        if !life(state, self.index).takes_sends() {
+            return state
+                .why_refused(self.index)
+                .map(|cause| Err(Closed(cause)));
         }
         let lane = state.endpoints[self.index as usize].lane?;
         let count = self.count.min(state.tracker.limits(lane).send_depth);

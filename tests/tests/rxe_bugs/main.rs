@@ -333,7 +333,7 @@ fn d05_closing_under_posting_threads_resolves_everything() {
                                 PostErrorKind::QueueFull { .. } | PostErrorKind::Pool(_) => {
                                     thread::yield_now();
                                 }
-                                PostErrorKind::Closed { .. } => return,
+                                PostErrorKind::Closed { .. } | PostErrorKind::Ending => return,
                                 other => panic!("posting to a closing endpoint: {other:?}"),
                             },
                         }
