@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, any_port, filled, manual, pair, pair_with, small};
 use fake_verbs::{Completion, Config, Delivery, Fabric};
 use rdma_msg::{
-    Access, Cause, CloseError, Endpoint, EndpointConfig, Listener, OpError, OpKind, OpenError,
-    Operation, Outcome, PostErrorKind, Queue, RecvError, RemoteRegion, WcStatus, Worker,
+    Access, Cause, CloseError, CmError, Endpoint, EndpointConfig, Listener, OpError, OpKind,
+    OpenError, Operation, Outcome, PostErrorKind, Queue, RecvError, RemoteRegion, WcStatus, Worker,
     WorkerConfig,
 };
 
@@ -714,7 +714,7 @@ fn connecting_ends_by_the_deadline_or_with_the_reason() {
     let nobody = "10.9.0.2:9".parse().unwrap();
     let refused = Endpoint::connect(nobody, &small()).unwrap_err();
     assert!(
-        matches!(refused, OpenError::Cm(rdma_msg::CmError::Refused { .. })),
+        matches!(refused, OpenError::Cm(CmError::Refused { .. })),
         "{refused}"
     );
     let refused = Endpoint::connect_with(&worker, nobody, &small())
@@ -722,15 +722,108 @@ fn connecting_ends_by_the_deadline_or_with_the_reason() {
         .wait()
         .unwrap_err();
     assert!(
-        matches!(refused, OpenError::Cm(rdma_msg::CmError::Refused { .. })),
+        matches!(refused, OpenError::Cm(CmError::Refused { .. })),
         "{refused}"
     );
     let wrong = Endpoint::connect("127.0.0.1:9".parse().unwrap(), &small()).unwrap_err();
     assert!(
-        matches!(wrong, OpenError::Cm(rdma_msg::CmError::NoDevice { .. })),
+        matches!(wrong, OpenError::Cm(CmError::NoDevice { .. })),
         "{wrong}"
     );
     assert_eq!(worker.open_operations(), 0);
+}
+
+/// Both ways in which a deadline can be seen to have passed: by a poll, and by nobody.
+fn wait_until_past(worker: &Worker, deadline: Instant, by_polling: bool) {
+    thread::sleep(deadline.saturating_duration_since(Instant::now()));
+    if by_polling {
+        worker.poll();
+        worker.prepare_wait();
+        worker.poll();
+    }
+}
+
+#[test]
+fn what_was_prepared_for_too_long_is_not_opened() {
+    let time = Duration::from_millis(20);
+    for (receive, by_polling) in [
+        (manual(), true),
+        (manual(), false),
+        (small(), true),
+        (small(), false),
+    ] {
+        let fabric = Fabric::new();
+        let config = EndpointConfig {
+            connect_deadline: time,
+            ..receive
+        };
+        let is_manual = config.receive == manual().receive;
+        let listener = Listener::bind(any_port(2), &small()).unwrap();
+        let workers =
+            [1, 2].map(|n| Worker::for_addr(any_port(n), &WorkerConfig::default()).unwrap());
+        let full = workers[0].available();
+
+        let prepared = Endpoint::prepare(&workers[0], listener.local_addr(), &config).unwrap();
+        let recv = is_manual.then(|| prepared.post_recv(workers[0].alloc(0).unwrap()).unwrap());
+        wait_until_past(&workers[0], Instant::now() + time, by_polling);
+        let posted = fabric.count_of("ibv_post_recv");
+        let refused = prepared.open().unwrap_err();
+        assert!(
+            matches!(&refused, OpenError::Cm(error) if error.is_timed_out()),
+            "{refused}"
+        );
+        assert_eq!(fabric.count_of("ibv_post_recv"), posted);
+        assert_eq!(fabric.count_of("rdma_connect"), 0);
+        if let Some(recv) = recv {
+            let error = error(recv);
+            assert_eq!(error.outcome, Outcome::NotSent);
+            assert_eq!(*error.cause, Cause::NotEstablished);
+        }
+        assert_eq!(workers[0].available(), full);
+        assert!(listener.try_accept().unwrap().is_none());
+
+        let patient = Endpoint::connect_with(&workers[0], listener.local_addr(), &small()).unwrap();
+        let mut incoming = loop {
+            workers[0].poll();
+            workers[0].prepare_wait();
+            if let Some(incoming) = listener.try_accept().unwrap() {
+                break incoming;
+            }
+        };
+        *incoming.config_mut() = config;
+        let prepared = incoming.prepare(&workers[1]).unwrap();
+        wait_until_past(&workers[1], Instant::now() + time, by_polling);
+        let refused = prepared.open().unwrap_err();
+        assert!(
+            matches!(&refused, OpenError::Cm(error) if error.is_timed_out()),
+            "{refused}"
+        );
+        assert_eq!(fabric.count_of("rdma_accept"), 0);
+        let rejected = patient.wait().unwrap_err();
+        assert!(
+            matches!(&rejected, OpenError::Cm(CmError::Rejected { .. })),
+            "{rejected}"
+        );
+    }
+}
+
+#[test]
+fn receives_that_are_posted_before_the_connection_get_the_first_messages() {
+    let _fabric = Fabric::new();
+    let listener = Listener::bind(any_port(2), &manual()).unwrap();
+    let workers = [1, 2].map(|n| Worker::for_addr(any_port(n), &WorkerConfig::default()).unwrap());
+    let client = Endpoint::prepare(&workers[0], listener.local_addr(), &manual()).unwrap();
+    let client_recv = client.post_recv(workers[0].alloc(0).unwrap()).unwrap();
+    let client = client.open().unwrap();
+    let server = listener.accept().unwrap().prepare(&workers[1]).unwrap();
+    let server_recv = server.post_recv(workers[1].alloc(0).unwrap()).unwrap();
+    let server = server.open().unwrap();
+    let (client, server) = (client.wait().unwrap(), server.wait().unwrap());
+    client.send_slice(b"to server").unwrap().wait().unwrap();
+    server.send_slice(b"to client").unwrap().wait().unwrap();
+    let content = |recv: Operation| recv.wait().unwrap().buf.unwrap();
+    assert_eq!(&content(server_recv)[..], b"to server");
+    assert_eq!(&content(client_recv)[..], b"to client");
 }
 
 #[test]
@@ -740,7 +833,7 @@ fn a_rejection_carries_the_words_of_the_peer() {
     thread::scope(|scope| {
         scope.spawn(|| listener.accept().unwrap().reject(b"full").unwrap());
         let error = Endpoint::connect(listener.local_addr(), &small()).unwrap_err();
-        let OpenError::Cm(rdma_msg::CmError::Rejected { private_data, .. }) = error else {
+        let OpenError::Cm(CmError::Rejected { private_data, .. }) = error else {
             panic!("{error}")
         };
         assert_eq!(&private_data[..4], b"full");

@@ -444,7 +444,10 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// [`OpenError`]; nothing is left of the attempt then.
+    /// [`OpenError`]; nothing is left of the attempt then. After the
+    /// [`connect_deadline`](EndpointConfig::connect_deadline), counted from the start of the connect
+    /// or from [`Incoming::prepare`], it is a [`CmError`](crate::CmError) that is
+    /// [timed out](crate::CmError::is_timed_out); nothing was sent, and the receives have ended.
     pub fn open(self) -> Result<Opening, OpenError> {
         let Opening { worker, index, .. } = &self.opening;
         worker.inner.with(|state| state.go_on(*index))?;

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_cm::{ConnParam, Connecting, Connection, ConnectionEvent, Resolved, Resolving};
+use rdma_cm::{
+    CmError, ConnParam, Connecting, Connection, ConnectionEvent, Resolved, Resolving, Step,
+};
 use rdma_core_rs::{QpConfig, QueuePair};
 
 use super::far_future;
@@ -230,7 +232,7 @@ impl State {
         let ep = &mut self.endpoints[index as usize];
         let param = ep.conn_param(ep.config.handshake);
         let Some(qp) = &mut ep.qp else {
-            return Err(no_queue_pair());
+            return Err(not_established());
         };
         let link = Link::Connecting(resolved.connect(qp, &param)?);
         self.put_link(index, link)
@@ -263,8 +265,17 @@ impl State {
         self.answer(index, request)
     }
 
-    /// The program has posted its receives: connects, or accepts.
+    /// The program has posted its receives: connects, or accepts, unless that is over already.
     pub(crate) fn go_on(&mut self, index: u32) -> Result<(), OpenError> {
+        let (now, timer) = (Instant::now(), self.endpoints[index as usize].timer);
+        if timer.is_some_and(|at| at <= now) {
+            self.set_timer(index, None);
+            self.timer_ran_out(index, now);
+        }
+        let ep = &mut self.endpoints[index as usize];
+        if ep.life != lifecycle::State::Opening {
+            return Err(ep.open_error.take().unwrap_or_else(not_established));
+        }
         let link = mem::replace(&mut self.endpoints[index as usize].link, Link::None);
         match link {
             Link::Resolved(resolved) => {
@@ -289,7 +300,7 @@ impl State {
         let knows = ep.hear(request.private_data());
         let param = ep.conn_param(ep.config.handshake && knows);
         let Some(qp) = &mut ep.qp else {
-            return Err(no_queue_pair());
+            return Err(not_established());
         };
         let connection = request.accept(qp, &param)?;
         ep.rules.initiator_depth = connection.negotiated().initiator_depth;
@@ -387,7 +398,7 @@ impl State {
     }
 }
 
-fn no_queue_pair() -> OpenError {
+fn not_established() -> OpenError {
     OpenError::Ended(Arc::new(Cause::NotEstablished))
 }
 
@@ -526,6 +537,12 @@ impl State {
     pub(crate) fn timer_ran_out(&mut self, index: u32, now: Instant) {
         let ep = &mut self.endpoints[index as usize];
         match (&ep.link, ep.life) {
+            (Link::Resolved(_), lifecycle::State::Opening) => {
+                self.held_too_long(index, Step::Connect)
+            }
+            (Link::Requested(_), lifecycle::State::Opening) => {
+                self.held_too_long(index, Step::Accept)
+            }
             // These know their deadline themselves, and report it with the step they were in.
             (Link::Resolving(_) | Link::Connecting(_), lifecycle::State::Opening) => {
                 self.link_news(index);
@@ -534,6 +551,17 @@ impl State {
             (_, lifecycle::State::Open) => self.look_after(index, now),
             _ => self.step(index, Input::Deadline),
         }
+    }
+
+    /// The program did not go on in time.
+    fn held_too_long(&mut self, index: u32, step: Step) {
+        let ep = &self.endpoints[index as usize];
+        let error = CmError::TimedOut {
+            step,
+            peer: ep.addrs.peer,
+            after: ep.config.connect_deadline,
+        };
+        self.open_failed(index, error.into());
     }
 
     /// A timer can run out a moment before the step's own clock agrees.
