@@ -87,7 +87,7 @@ impl World {
     }
 
     /// The count of events got and not acked, of whatever the event is about.
-    fn unacked_of(&mut self, context: usize, element: Element) -> Option<&mut u32> {
+    pub(crate) fn unacked_of(&mut self, context: usize, element: Element) -> Option<&mut u32> {
         match element {
             Element::Cq(cq) => self.cqs.get_mut(&cq).map(|cq| &mut cq.async_unacked),
             Element::Qp(qp) => self.qps.get_mut(&qp).map(|qp| &mut qp.async_unacked),

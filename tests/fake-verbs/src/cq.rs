@@ -11,7 +11,7 @@ use crate::cbox::{CBox, put, zeroed};
 use crate::config::ErrorFields;
 use crate::qp::Slot;
 use crate::queue::EventQueue;
-use crate::world::{Outcome, World, enter, enter_blocking, minus_one, null, positive};
+use crate::world::{Outcome, World, enter, enter_acked, enter_blocking, minus_one, null, positive};
 
 pub(crate) struct CompChannel {
     _memory: CBox<ibv_comp_channel>,
@@ -360,7 +360,8 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_
 /// `ibv_destroy_cq(3)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    positive(enter("ibv_destroy_cq", |w| w.destroy_cq(cq)))
+    let element = Element::Cq(cq.addr());
+    positive(enter_acked("ibv_destroy_cq", element, |w| w.destroy_cq(cq)))
 }
 
 /// `ibv_get_cq_event(3)`: blocks unless the channel's descriptor is non-blocking.

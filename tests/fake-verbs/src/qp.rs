@@ -14,7 +14,7 @@ use crate::cq::{Cqe, rounded};
 use crate::device::{GID_TABLE_LEN, Gid};
 use crate::mr::{Binding, Sge, Target};
 use crate::transition::{Step, mask};
-use crate::world::{Outcome, World, enter, null, positive};
+use crate::world::{Outcome, World, enter, enter_acked, null, positive};
 
 use ibv_qp_state::*;
 
@@ -660,7 +660,8 @@ fn init_attributes(qp: &Qp) -> ibv_qp_init_attr {
 /// `ibv_destroy_qp(3)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    positive(enter("ibv_destroy_qp", |w| w.destroy_qp(qp)))
+    let element = Element::Qp(qp.addr());
+    positive(enter_acked("ibv_destroy_qp", element, |w| w.destroy_qp(qp)))
 }
 
 /// `ibv_query_qp_data_in_order(3)`: nothing is promised.

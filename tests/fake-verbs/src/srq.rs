@@ -8,7 +8,7 @@ use crate::async_event::{Element, number};
 use crate::cbox::{CBox, get, put, zeroed};
 use crate::cq::rounded;
 use crate::qp::{RecvQueue, RecvWqe, Slot};
-use crate::world::{Outcome, World, enter, null, positive};
+use crate::world::{Outcome, World, enter, enter_acked, null, positive};
 
 const SRQ_MAX_WR: u32 = 1;
 const SRQ_LIMIT: u32 = 2;
@@ -183,5 +183,8 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(
 /// `ibv_destroy_srq(3)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-    positive(enter("ibv_destroy_srq", |w| w.destroy_srq(srq)))
+    let element = Element::Srq(srq.addr());
+    positive(enter_acked("ibv_destroy_srq", element, |w| {
+        w.destroy_srq(srq)
+    }))
 }

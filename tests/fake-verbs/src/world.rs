@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use libc::c_int;
 
 use crate::ah::AddressHandle;
+use crate::async_event::Element;
 use crate::cm::Cm;
 use crate::config::Config;
 use crate::cq::{CompChannel, Cq};
@@ -148,7 +150,31 @@ pub(crate) fn with<T>(f: impl FnOnce(&mut World) -> T) -> T {
 
 /// The frame of every C call: lock, fault plan, the call itself, then whatever the fabric delivers by itself.
 pub(crate) fn enter<T>(call: &'static str, f: impl FnOnce(&mut World) -> Outcome<T>) -> Outcome<T> {
-    let mut guard = lock();
+    enter_locked(lock(), call, f)
+}
+
+/// As [`enter`], for calls that take away what async events are about: waits until those that were got are acked, as the C
+/// library does; but not for ever.
+pub(crate) fn enter_acked<T>(
+    call: &'static str,
+    element: Element,
+    f: impl FnOnce(&mut World) -> Outcome<T>,
+) -> Outcome<T> {
+    let waits = |world: &mut Option<World>| {
+        let world = world.as_mut();
+        world.is_some_and(|w| w.unacked_of(0, element).is_some_and(|unacked| *unacked > 0))
+    };
+    let guard = CHANGED.wait_timeout_while(lock(), ACK_TIME, waits);
+    enter_locked(guard.unwrap_or_else(PoisonError::into_inner).0, call, f)
+}
+
+const ACK_TIME: Duration = Duration::from_secs(1);
+
+fn enter_locked<T>(
+    mut guard: MutexGuard<'_, Option<World>>,
+    call: &'static str,
+    f: impl FnOnce(&mut World) -> Outcome<T>,
+) -> Outcome<T> {
     let Some(world) = guard.as_mut() else {
         eprintln!("fake-verbs: {call} called while no Fabric exists");
         return Err(libc::ENOSYS);

@@ -201,6 +201,25 @@ fn an_unacked_async_event_is_a_violation_when_the_object_goes() {
 }
 
 #[test]
+fn an_object_waits_for_the_thread_that_acks_its_event() {
+    let fabric = Fabric::new();
+    let side = Side::new(0);
+    fabric.inject_qp_event(side.num(), 1);
+    let mut event: [u64; 2] = zeroed();
+    let event = (&raw mut event).cast::<ibv_async_event>();
+    assert_eq!(unsafe { ibv_get_async_event(side.context, event) }, 0);
+    let address = event.expose_provenance();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let event = std::ptr::with_exposed_provenance_mut(address);
+            unsafe { ibv_ack_async_event(event) };
+        });
+        side.close();
+    });
+    drop(fabric);
+}
+
+#[test]
 fn a_removed_device_is_told_breaks_its_queue_pairs_and_leaves_the_list() {
     let fabric = Fabric::new();
     let (a, b) = pair();
