@@ -198,16 +198,23 @@ pub enum Cause {
         /// As reported by the connection manager.
         status: i32,
     },
-    /// The RDMA device went away.
+    /// The RDMA device went away, or failed for good.
+    #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
     DeviceRemoved,
     /// [`Endpoint::close`](crate::Endpoint::close) was called, or the endpoint was dropped.
     ClosedLocally,
     /// The connection was not established by its deadline, or the listener turned it down.
     NotEstablished,
     /// The queue pair went to its error state, and no failed operation told why. The peer having
-    /// broken the protocol (an access outside of what was exposed to it) looks like this.
+    /// broken the protocol (an access outside of what was exposed to it) looks like this. If the device
+    /// said why by an asynchronous event, that is in the log.
+    #[doc(alias = "IBV_EVENT_QP_FATAL")]
+    #[doc(alias = "IBV_EVENT_QP_REQ_ERR")]
+    #[doc(alias = "IBV_EVENT_QP_ACCESS_ERR")]
     QueuePairError,
-    /// The completion queue reported an error, so completions may be lost.
+    /// The completion queue reported an error, so completions may be lost. It takes all endpoints of
+    /// the worker with it.
+    #[doc(alias = "IBV_EVENT_CQ_ERR")]
     CompletionQueueError,
     /// Operations were in flight for [`stall_timeout`](crate::EndpointConfig::stall_timeout), and
     /// none completed: the peer is there, and posts no receives.
@@ -220,7 +227,7 @@ impl fmt::Display for Cause {
             Cause::Operation(failure) => failure.fmt(f),
             Cause::Disconnected => f.write_str("disconnected by the peer"),
             Cause::Unreachable { status } => write!(f, "the peer is unreachable (status {status})"),
-            Cause::DeviceRemoved => f.write_str("the RDMA device was removed"),
+            Cause::DeviceRemoved => f.write_str("the RDMA device was removed or failed"),
             Cause::ClosedLocally => f.write_str("closed on this side"),
             Cause::NotEstablished => f.write_str("the connection was not established"),
             Cause::QueuePairError => f.write_str(

@@ -69,7 +69,9 @@
 //! | the endpoint is dropped | end at once; sends `Unknown`, receives `Cancelled` | gone | the time to destroy a queue pair |
 //! | an [`Operation`] or its future is dropped | takes place all the same; the buffer returns to the pool when the NIC is done | unchanged | |
 //! | a deadline of a wait passes | goes on | unchanged | |
-//! | the device is removed | end | [`Cause::DeviceRemoved`] | |
+//! | the device is removed, or says that it failed for good | end | [`Cause::DeviceRemoved`], all of all workers on it | 0.5 s |
+//! | the device says that a queue pair failed | end | [`Cause::Operation`] if one of its operations fails, else [`Cause::QueuePairError`] | 0.5 s |
+//! | the device says that a completion queue failed | end | [`Cause::CompletionQueueError`], all of the worker | 0.5 s |
 //! | a queue pair cannot be destroyed | end; buffers the NIC may still use are leaked, counted ([`WorkerStats::leaked`]) and logged | gone | |
 //! | nobody listens, or the listener says no | - | [`OpenError::Cm`] with `Refused` or `Rejected` | a round trip |
 //! | nobody answers a connect | - | [`OpenError::Cm`], timed out, with the step | `connect_deadline` (the connection manager alone: 100 s) |
@@ -111,6 +113,7 @@
 #![allow(clippy::result_large_err)] // what was refused comes back in the error, not on the heap
 
 mod config;
+mod device_watch;
 mod endpoint;
 mod error;
 mod handshake;

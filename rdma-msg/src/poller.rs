@@ -1,10 +1,12 @@
 //! The one descriptor behind a worker: an epoll set of the completion channel, the connection
-//! manager's channel of each endpoint, and an eventfd with which other threads end a sleep.
+//! manager's channel of each endpoint, the device's asynchronous events, and an eventfd with which
+//! other threads end a sleep.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rdma_core_rs::AsyncEvents;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 
@@ -17,6 +19,8 @@ pub(crate) enum Ready {
     Kick,
     /// The connection manager has news of this endpoint.
     Endpoint(u32),
+    /// The device has asynchronous events.
+    Device,
 }
 
 /// What became ready during one wait.
@@ -34,6 +38,7 @@ impl Batch {
             .map(|event| match event.data.u64() {
                 COMPLETIONS => Ready::Completions,
                 KICK => Ready::Kick,
+                DEVICE => Ready::Device,
                 endpoint => Ready::Endpoint(endpoint as u32),
             })
     }
@@ -54,6 +59,7 @@ const FLAGS: epoll::EventFlags = if cfg!(miri) {
 
 const COMPLETIONS: u64 = u64::MAX;
 const KICK: u64 = u64::MAX - 1;
+const DEVICE: u64 = u64::MAX - 3;
 
 /// See the [module's documentation](self).
 pub(crate) struct Poller {
@@ -77,6 +83,16 @@ impl Poller {
 
     pub(crate) fn add_endpoint(&self, fd: BorrowedFd<'_>, index: u32) -> io::Result<()> {
         self.add(fd, index.into())
+    }
+
+    pub(crate) fn add_device(&self, events: &AsyncEvents) -> io::Result<()> {
+        self.add(events.as_fd(), DEVICE)
+    }
+
+    pub(crate) fn remove_device(&self, events: &AsyncEvents) {
+        if let Err(error) = epoll::delete(&self.epoll, events) {
+            log::debug!("epoll_ctl: {error}");
+        }
     }
 
     fn add(&self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {

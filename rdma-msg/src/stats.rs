@@ -158,10 +158,18 @@ pub struct WorkerStats {
     /// Buffers that had to be given up, since the device refused to destroy a queue pair that may
     /// still use them.
     pub leaked: u64,
+    /// Asynchronous events of the device that concerned this worker: its queue pairs, its completion
+    /// queue, or all of the device. Each is in the log.
+    pub device_events: u64,
 }
 
 impl WorkerStats {
-    pub(crate) fn new(tally: &Tally, stale: u64, counters: &Counters) -> WorkerStats {
+    pub(crate) fn new(
+        tally: &Tally,
+        stale: u64,
+        counters: &Counters,
+        device_events: u64,
+    ) -> WorkerStats {
         WorkerStats {
             ops: OpStats::new(tally),
             stale,
@@ -173,6 +181,7 @@ impl WorkerStats {
             events: counters.events,
             kicks: counters.kicks,
             leaked: counters.leaked,
+            device_events,
         }
     }
 }

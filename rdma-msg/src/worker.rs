@@ -27,6 +27,7 @@ use rdma_core_rs::{
 use slab::Slab;
 
 use crate::config::WorkerConfig;
+use crate::device_watch::Membership;
 use crate::endpoint::state::Ep;
 use crate::error::{Cause, OpenError};
 use crate::lifecycle;
@@ -51,6 +52,24 @@ use crate::wait::{Waiters, Watch};
 ///
 /// Everything may be used from any thread at any time. Whoever waits for anything on a worker makes
 /// progress for all of it; nothing happens while nobody waits, polls or posts.
+///
+/// # Events of the device
+///
+/// Workers read the asynchronous events of their context, those on the same context for each other.
+/// `QP_FATAL`, `QP_REQ_ERR` and `QP_ACCESS_ERR` end the endpoint with the failed operation behind them,
+/// or else [`Cause::QueuePairError`]; `CQ_ERR` ends all endpoints of the worker
+/// ([`Cause::CompletionQueueError`]), `DEVICE_FATAL` those of all workers on the context
+/// ([`Cause::DeviceRemoved`]), and such a worker takes no more endpoints. All events are logged, and
+/// counted in [`WorkerStats::device_events`]; a port that goes down ends nothing by itself.
+///
+/// The kernel gives each event to one reader. A program with an `AsyncEvents` of the same context
+/// takes some from the workers, which then find out as they would without events, and they take some
+/// from it. To see the events of ports and of the device, open the device once more
+/// (`rdma_core_rs::Device::open`): each open device has its own.
+///
+/// If the events cannot be watched, or reading them fails, that is logged and the worker goes on
+/// without.
+#[doc(alias = "ibv_get_async_event")]
 #[derive(Clone)]
 pub struct Worker {
     pub(crate) inner: Arc<WorkerInner>,
@@ -102,7 +121,7 @@ impl Worker {
             CELLS.min(config.max_in_flight as usize),
             || (),
         )?;
-        let state = State::new(
+        let mut state = State::new(
             config.max_in_flight,
             cq,
             channel,
@@ -110,6 +129,7 @@ impl Worker {
             &pool,
             pd.clone(),
         );
+        state.device = Membership::new(context, &state.cq, &state.poller);
         let spin_time = config.wait.spin_time();
         let state = Mutex::new(state);
         Ok(Worker {
@@ -228,6 +248,7 @@ impl Worker {
                 &state.tracker.total(),
                 state.tracker.stale(),
                 &state.counters,
+                state.device.as_ref().map_or(0, Membership::count),
             )
         })
     }
@@ -401,6 +422,9 @@ pub(crate) struct State {
     /// Grows with each poll; the connection manager and the timers are looked at when it is due.
     untended: u32,
     pub(crate) counters: Counters,
+    pub(crate) device: Option<Membership>,
+    /// What has broken all of it, so that nothing can be begun any more.
+    pub(crate) failed: Option<Cause>,
 }
 
 /// Completions that are fetched at once.
@@ -443,6 +467,8 @@ impl State {
             news: false,
             untended: 0,
             counters: Counters::default(),
+            device: None,
+            failed: None,
         }
     }
 
@@ -667,7 +693,9 @@ impl State {
                         self.poller.calm();
                     }
                     self.refill_dry();
+                    self.device_mail();
                 }
+                Ready::Device => self.device_news(),
                 Ready::Endpoint(index) => self.link_news(index),
             }
         }

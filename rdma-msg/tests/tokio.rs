@@ -250,3 +250,23 @@ fn a_slow_wire_wakes_the_task() {
         assert_eq!(&received.await.unwrap().unwrap()[..], b"late");
     });
 }
+
+#[test]
+fn an_event_of_the_device_wakes_the_driver() {
+    const QP_FATAL: u32 = 1;
+    let fabric = Fabric::new();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let (client, _server) = pair_with(&manual()).await;
+        let receive = client.post_recv(client.alloc(0).unwrap()).unwrap();
+        let receive = tokio::spawn(receive);
+        tokio::time::sleep(Duration::from_millis(5)).await; // the driver sleeps by then
+        fabric.inject_qp_event(client.qp_num(), QP_FATAL);
+        let ended = tokio::time::timeout(LIMIT, receive).await.unwrap();
+        let error = ended.unwrap().unwrap_err();
+        assert_eq!(*error.cause, Cause::QueuePairError);
+    });
+}

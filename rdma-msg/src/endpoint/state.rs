@@ -85,6 +85,8 @@ pub(crate) struct Ep {
     pub(crate) marked: bool,
     /// A completion has failed.
     pub(crate) broken: bool,
+    /// The device says that the queue pair failed.
+    pub(crate) qp_failed: bool,
     /// A message has arrived while it was opening, so the peer is connected.
     pub(crate) first_receive: bool,
     /// Why it has to end, found where nothing can be done about it.
@@ -128,6 +130,9 @@ impl State {
         slot_size: usize,
     ) -> Result<u32, OpenError> {
         config.check()?;
+        if let Some(cause) = &self.failed {
+            return Err(OpenError::Ended(Arc::new(cause.clone())));
+        }
         let managed = config.receive == Receive::Managed;
         if managed && config.max_message > slot_size {
             let value = config.max_message as u64;
@@ -186,6 +191,7 @@ impl State {
             receives_delayed: 0,
             marked: false,
             broken: false,
+            qp_failed: false,
             first_receive: false,
             bad_news: None,
             timer: None,
@@ -338,6 +344,9 @@ impl State {
         let ep = &mut self.endpoints[index as usize];
         ep.qp_num = qp.qp_num();
         ep.addrs = addrs;
+        if let Some(device) = &self.device {
+            device.add_queue_pair(qp.qp_num());
+        }
         if let Some(lane) = ep.lane {
             self.tracker.bind(lane, qp.qp_num(), addrs);
         }
@@ -527,8 +536,12 @@ impl State {
     }
 
     /// Sets why the endpoint ended, unless that is known.
-    fn set_cause(&mut self, index: u32, cause: Cause) {
+    fn set_cause(&mut self, index: u32, mut cause: Cause) {
         let ep = &mut self.endpoints[index as usize];
+        // What the peer or the program does about it is no cause of it.
+        if ep.qp_failed && matches!(cause, Cause::Disconnected | Cause::ClosedLocally) {
+            cause = Cause::QueuePairError;
+        }
         if let Some(lane) = ep.lane {
             ep.cause = Some(self.tracker.set_cause(lane, || cause, &mut self.wakers));
         }
@@ -757,6 +770,9 @@ impl State {
     fn destroy(&mut self, index: u32) {
         let ep = &mut self.endpoints[index as usize];
         let Some(lane) = ep.lane else { return };
+        if let (Some(device), Some(qp)) = (&self.device, &ep.qp) {
+            device.remove_queue_pair(qp.qp_num());
+        }
         let destroyed = match ep.qp.take().map(QueuePair::destroy) {
             None | Some(Ok(())) => true,
             Some(Err((qp, error))) => {
