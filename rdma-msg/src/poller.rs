@@ -1,14 +1,19 @@
 //! The one descriptor behind a worker: an epoll set of the completion channel, the connection
-//! manager's channel of each endpoint, the device's asynchronous events, and an eventfd with which
-//! other threads end a sleep.
+//! manager's channel of each endpoint, the device's asynchronous events, an eventfd with which other
+//! threads end a sleep, and a timerfd for the worker's timers. With that a sleep has no timeout of its
+//! own: no clock is read for it, and the kernel starts no timer for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_core_rs::AsyncEvents;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
+#[cfg(not(miri))]
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 /// What became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +22,8 @@ pub(crate) enum Ready {
     Completions,
     /// Somebody called [`Poller::kick`].
     Kick,
+    /// The time has come that was given to [`Poller::set_alarm`].
+    Alarm,
     /// The connection manager has news of this endpoint.
     Endpoint(u32),
     /// The device has asynchronous events.
@@ -39,6 +46,7 @@ impl Batch {
                 COMPLETIONS => Ready::Completions,
                 KICK => Ready::Kick,
                 DEVICE => Ready::Device,
+                ALARM => Ready::Alarm,
                 endpoint => Ready::Endpoint(endpoint as u32),
             })
     }
@@ -60,11 +68,13 @@ const FLAGS: epoll::EventFlags = if cfg!(miri) {
 const COMPLETIONS: u64 = u64::MAX;
 const KICK: u64 = u64::MAX - 1;
 const DEVICE: u64 = u64::MAX - 3;
+const ALARM: u64 = u64::MAX - 2;
 
 /// See the [module's documentation](self).
 pub(crate) struct Poller {
     epoll: OwnedFd,
     kick: OwnedFd,
+    alarm: Alarm,
 }
 
 impl Poller {
@@ -72,8 +82,11 @@ impl Poller {
         let poller = Poller {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            alarm: Alarm::new()?,
         };
         poller.add(poller.kick.as_fd(), KICK)?;
+        #[cfg(not(miri))]
+        poller.add(poller.alarm.0.as_fd(), ALARM)?;
         Ok(poller)
     }
 
@@ -110,6 +123,8 @@ impl Poller {
             data: epoll::EventData::new_u64(0),
         };
         let mut events = [none; Batch::CAPACITY];
+        #[cfg(miri)]
+        let timeout = self.alarm.bound(timeout);
         let timeout = timeout.and_then(whole_milliseconds);
         let count = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
             Ok(count) => count,
@@ -119,7 +134,19 @@ impl Poller {
                 0
             }
         };
+        #[cfg(miri)]
+        let count = self.alarm.report(&mut events, count);
         Batch { events, count }
+    }
+
+    /// Has [`Ready::Alarm`] reported from `at` on, in place of the time before.
+    pub(crate) fn set_alarm(&self, at: Instant) {
+        self.alarm.set(at);
+    }
+
+    /// Ends the report of the alarm.
+    pub(crate) fn calm_alarm(&self) {
+        self.alarm.calm();
     }
 
     /// Ends the sleep of whoever waits, or the next one if nobody does.
@@ -144,6 +171,86 @@ impl Poller {
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+}
+
+/// A timerfd.
+#[cfg(not(miri))]
+struct Alarm(OwnedFd);
+
+#[cfg(not(miri))]
+impl Alarm {
+    fn new() -> io::Result<Alarm> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Alarm(timerfd_create(TimerfdClockId::Monotonic, flags)?))
+    }
+
+    fn set(&self, at: Instant) {
+        let left = at.saturating_duration_since(Instant::now());
+        let once = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: Timespec {
+                tv_sec: left.as_secs().min(MAX_SLEEP_SECS) as i64,
+                tv_nsec: i64::from(left.subsec_nanos()).max(1), // all zero would stop the timer
+            },
+        };
+        if let Err(error) = timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &once) {
+            log::error!("timerfd_settime: {error}");
+        }
+    }
+
+    fn calm(&self) {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.0, &mut count) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => log::error!("timerfd read: {error}"),
+        }
+    }
+}
+
+/// Miri has no timerfd: here each wait is bounded. (A foreign loop does not hear of it.)
+#[cfg(miri)]
+struct Alarm(std::sync::Mutex<Option<Instant>>);
+
+#[cfg(miri)]
+impl Alarm {
+    fn new() -> io::Result<Alarm> {
+        Ok(Alarm(std::sync::Mutex::new(None)))
+    }
+
+    fn at(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn set(&self, at: Instant) {
+        *self.at() = Some(at);
+    }
+
+    fn calm(&self) {
+        *self.at() = None;
+    }
+
+    fn bound(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let left = self
+            .at()
+            .map(|at| at.saturating_duration_since(Instant::now()));
+        match (left, timeout) {
+            (Some(left), Some(timeout)) => Some(left.min(timeout)),
+            (left, timeout) => left.or(timeout),
+        }
+    }
+
+    fn report(&self, events: &mut [epoll::Event], count: usize) -> usize {
+        if count == events.len() || self.at().is_none_or(|at| at > Instant::now()) {
+            return count;
+        }
+        events[count].data = epoll::EventData::new_u64(ALARM);
+        count + 1
     }
 }
 
@@ -175,6 +282,20 @@ mod tests {
         let batch = poller.wait(None);
         assert_eq!(batch.iter().collect::<Vec<_>>(), [Ready::Kick]);
         poller.calm();
+        assert_eq!(poller.wait(Some(Duration::ZERO)).iter().count(), 0);
+    }
+
+    #[test]
+    fn an_alarm_is_reported_from_its_time_on_until_it_is_calmed() {
+        let poller = Poller::new().unwrap();
+        poller.set_alarm(Instant::now() + Duration::from_secs(1000));
+        assert_eq!(poller.wait(Some(Duration::ZERO)).iter().count(), 0);
+        poller.set_alarm(Instant::now());
+        for _ in 0..2 {
+            let batch = poller.wait(None);
+            assert_eq!(batch.iter().collect::<Vec<_>>(), [Ready::Alarm]);
+        }
+        poller.calm_alarm();
         assert_eq!(poller.wait(Some(Duration::ZERO)).iter().count(), 0);
     }
 

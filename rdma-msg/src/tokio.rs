@@ -79,24 +79,16 @@ impl Turn {
         while let Some(next) = self.step() {
             match next {
                 Readiness::Ready => tokio::task::yield_now().await,
-                Readiness::MayWait { timeout } => {
-                    let readable = fd.readable();
-                    let woken = match timeout {
-                        None => Ok(readable.await),
-                        Some(timeout) => tokio::time::timeout(timeout, readable).await,
-                    };
-                    match woken {
-                        // Whatever is ready is handled by the next step, all of it, so that the next
-                        // edge is a new one.
-                        Ok(Ok(mut guard)) => guard.clear_ready(),
-                        Ok(Err(error)) => {
-                            // The runtime shuts down.
-                            log::debug!("the driver of a worker ends: {error}");
-                            return;
-                        }
-                        Err(_elapsed) => {}
+                Readiness::MayWait => match fd.readable().await {
+                    // Whatever is ready is handled by the next step, all of it, so that the next
+                    // edge is a new one.
+                    Ok(mut guard) => guard.clear_ready(),
+                    Err(error) => {
+                        // The runtime shuts down.
+                        log::debug!("the driver of a worker ends: {error}");
+                        return;
                     }
-                }
+                },
             }
         }
     }

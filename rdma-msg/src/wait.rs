@@ -13,7 +13,8 @@
 //! Before the leader sleeps it arms the completion queue **and then polls it again**: a completion
 //! that came in between raises no event. One arm raises one event, so one event is fetched for it,
 //! and the channel is never read until it would block. A wake-up costs three system calls: the sleep,
-//! fetching the event, arming.
+//! fetching the event, arming. Nothing else is asked of the kernel: timers of the worker's own are
+//! one alarm in what the leader sleeps on, which is set when one becomes the earliest.
 
 use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -136,8 +137,8 @@ const LOOKS_PER_CLOCK: usize = 16;
 enum Turn<T> {
     Done(Option<T>),
     Again,
-    /// Sleep in `epoll_wait`, for all, at most until then.
-    Lead(Option<Instant>),
+    /// Sleep in `epoll_wait`, for all.
+    Lead,
     /// Park until woken.
     Follow,
 }
@@ -157,8 +158,8 @@ fn sleep<W: Watch>(
         match turn {
             Turn::Done(output) => return output,
             Turn::Again => {}
-            Turn::Lead(until) => {
-                if let Some(output) = lead(worker, watch, until, parker) {
+            Turn::Lead => {
+                if let Some(output) = lead(worker, watch, deadline, parker) {
                     return Some(output);
                 }
             }
@@ -195,8 +196,7 @@ fn next_turn<W: Watch>(
         state.pass_the_lead();
         return Turn::Done(Some(output));
     }
-    let now = Instant::now();
-    if deadline.is_some_and(|deadline| now >= deadline) {
+    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
         state.pass_the_lead();
         return Turn::Done(None);
     }
@@ -206,9 +206,9 @@ fn next_turn<W: Watch>(
         state.add_follower(parker.key, parker.waker());
         return Turn::Follow;
     }
-    let Some(until) = state.prepare_sleep(now, deadline) else {
+    if !state.prepare_sleep() {
         return Turn::Again;
-    };
+    }
     // The arming poll may have brought it.
     if let Some(output) = watch.check(state) {
         state.pass_the_lead();
@@ -216,18 +216,18 @@ fn next_turn<W: Watch>(
     }
     parker.arm(Some(state.poller()));
     *old = watch.register(state, parker.key, parker.waker());
-    state.start_leading(until);
-    Turn::Lead(until)
+    state.start_leading();
+    Turn::Lead
 }
 
 /// Sleeps for everybody, and handles what woke it.
 fn lead<W: Watch>(
     worker: &WorkerInner,
     watch: &mut W,
-    until: Option<Instant>,
+    deadline: Option<Instant>,
     parker: &Parker,
 ) -> Option<W::Output> {
-    let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let batch = worker.poller().wait(timeout);
     parker.disarm();
     worker.with(|state| {

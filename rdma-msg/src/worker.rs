@@ -92,11 +92,9 @@ pub(crate) struct WorkerInner {
 pub enum Readiness {
     /// There is something to do: [`poll`](Worker::poll).
     Ready,
-    /// The loop may sleep until the worker's descriptor is readable, or until `timeout` has passed.
-    MayWait {
-        /// `None`: for ever.
-        timeout: Option<Duration>,
-    },
+    /// The loop may sleep until the worker's descriptor is readable; for ever, for the worker's own
+    /// timers make it readable as well.
+    MayWait,
 }
 
 impl Worker {
@@ -219,25 +217,20 @@ impl Worker {
     ///
     /// The loop is: [`poll`](Worker::poll) and do what is to be done; then this; if it says
     /// [`MayWait`](Readiness::MayWait), sleep until the worker's descriptor
-    /// ([`AsFd`](Worker::as_fd)) is readable or the time has passed; again. The descriptor can be
-    /// watched level- or edge-triggered. It must not be read.
+    /// ([`AsFd`](Worker::as_fd)) is readable; again. The descriptor can be watched level- or
+    /// edge-triggered. It must not be read.
     ///
     /// Whatever looks at an endpoint or operation may handle news of *another* one that the loop has
     /// looked at before in the same turn; this says [`Ready`](Readiness::Ready) then, for one more.
     pub fn prepare_wait(&self) -> Readiness {
         self.inner.with(|state| {
-            let now = Instant::now();
-            let until = state.prepare_sleep(now, None);
-            match until {
-                // What came since the loop looked may be about something it had already looked at.
-                _ if mem::take(&mut state.news) => Readiness::Ready,
-                None => Readiness::Ready,
-                Some(until) => {
-                    state.foreign = true;
-                    let timeout = until.map(|until| until.saturating_duration_since(now));
-                    Readiness::MayWait { timeout }
-                }
+            let may_sleep = state.prepare_sleep();
+            // What came since the loop looked may be about something it had already looked at.
+            if mem::take(&mut state.news) || !may_sleep {
+                return Readiness::Ready;
             }
+            state.foreign = true;
+            Readiness::MayWait
         })
     }
 
@@ -410,10 +403,13 @@ pub(crate) struct State {
     /// Endpoints that lack receives since the pool was dry.
     pub(crate) dry: Vec<u32>,
     timers: BTreeSet<(Instant, u32)>,
+    /// When the poller reports an alarm: never later than the first timer. (It can be earlier, when
+    /// that timer is gone; then there is nothing to do.)
+    alarm: Option<Instant>,
     pub(crate) wakers: Vec<Waker>,
     /// An event will be raised by the next completion, or one was and has not been fetched.
     armed: bool,
-    leader: Option<Option<Instant>>,
+    has_leader: bool,
     followers: Waiters,
     /// A foreign loop sleeps on the descriptor, or may.
     foreign: bool,
@@ -459,9 +455,10 @@ impl State {
             attention: Vec::new(),
             dry: Vec::new(),
             timers: BTreeSet::new(),
+            alarm: None,
             wakers: Vec::new(),
             armed: false,
-            leader: None,
+            has_leader: false,
             followers: Waiters::default(),
             foreign: false,
             news: false,
@@ -661,7 +658,7 @@ impl State {
         let mut calmed = false;
         loop {
             let batch = self.poller.wait(Some(Duration::ZERO));
-            calmed |= self.leader.is_none() && batch.iter().any(|ready| ready == Ready::Kick);
+            calmed |= !self.has_leader && batch.iter().any(|ready| ready == Ready::Kick);
             self.handle(&batch);
             if !batch.is_full() {
                 break;
@@ -669,12 +666,12 @@ impl State {
         }
         // The event that would have woken a sleeper, or the kick that was meant for it, may just have
         // been fetched here: it has to come round and arm again, or it would sleep for ever.
-        if (!self.armed || calmed) && (self.foreign || self.leader.is_some()) {
+        if (!self.armed || calmed) && (self.foreign || self.has_leader) {
             self.poller.kick();
         }
     }
 
-    /// Handles what a wait brought, completions first, and runs the timers.
+    /// Handles what a wait brought, completions first.
     pub(crate) fn handle(&mut self, batch: &Batch) {
         self.untended = 0;
         for ready in batch.iter() {
@@ -689,17 +686,17 @@ impl State {
                 Ready::Kick => {
                     self.counters.kicks += 1;
                     // A kick may be meant for the leader, who would go on sleeping without it.
-                    if self.leader.is_none() {
+                    if !self.has_leader {
                         self.poller.calm();
                     }
                     self.refill_dry();
                     self.device_mail();
                 }
                 Ready::Device => self.device_news(),
+                Ready::Alarm => self.alarm_rang(),
                 Ready::Endpoint(index) => self.link_news(index),
             }
         }
-        self.run_timers(Instant::now());
         if !self.attention.is_empty() {
             self.attend();
         }
@@ -721,13 +718,8 @@ impl State {
         }
     }
 
-    /// Arms the completion queue and polls it again. `None`: there is something to do. `Some`: one
-    /// may sleep until then (or for ever), not longer than to `deadline`.
-    pub(crate) fn prepare_sleep(
-        &mut self,
-        now: Instant,
-        deadline: Option<Instant>,
-    ) -> Option<Option<Instant>> {
+    /// Arms the completion queue and polls it again. Whether one may sleep then.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
         if !self.armed {
             self.counters.arms += 1;
             match self.cq.req_notify(false) {
@@ -738,18 +730,7 @@ impl State {
                 }
             }
         }
-        if self.poll() > 0 || !self.attention.is_empty() {
-            return None;
-        }
-        let timer = self.timers.first().map(|(at, _)| *at);
-        if timer.is_some_and(|at| at <= now) {
-            self.run_timers(now);
-            return None;
-        }
-        Some(match (timer, deadline) {
-            (Some(timer), Some(deadline)) => Some(timer.min(deadline)),
-            (timer, deadline) => timer.or(deadline),
-        })
+        self.poll() == 0 && self.attention.is_empty()
     }
 
     /// Sets when an endpoint has to be looked at, in place of the time before.
@@ -758,15 +739,28 @@ impl State {
         if let Some(old) = mem::replace(&mut ep.timer, at) {
             self.timers.remove(&(old, index));
         }
-        let Some(at) = at else { return };
-        self.timers.insert((at, index));
-        let sleeps_too_long = match self.leader {
-            Some(until) => until.is_none_or(|until| at < until),
-            None => self.foreign,
-        };
-        if sleeps_too_long {
-            self.poller.kick();
+        if let Some(at) = at {
+            self.timers.insert((at, index));
+            self.set_alarm();
         }
+    }
+
+    /// Has whoever sleeps woken for the first timer.
+    fn set_alarm(&mut self) {
+        if let Some(&(first, _)) = self.timers.first()
+            && self.alarm.is_none_or(|alarm| first < alarm)
+        {
+            self.alarm = Some(first);
+            self.poller.set_alarm(first);
+        }
+    }
+
+    #[cold]
+    fn alarm_rang(&mut self) {
+        self.poller.calm_alarm();
+        self.alarm = None;
+        self.run_timers(Instant::now());
+        self.set_alarm();
     }
 
     fn run_timers(&mut self, now: Instant) {
@@ -799,17 +793,17 @@ fn stale(wc: &WorkCompletion) {
 /// Leader and followers, see [`wait`](crate::wait).
 impl State {
     pub(crate) fn has_leader(&self) -> bool {
-        self.leader.is_some()
+        self.has_leader
     }
 
-    pub(crate) fn start_leading(&mut self, until: Option<Instant>) {
+    pub(crate) fn start_leading(&mut self) {
         self.counters.sleeps += 1;
-        self.leader = Some(until);
+        self.has_leader = true;
     }
 
     pub(crate) fn stop_leading(&mut self) {
         self.counters.wake_ups += 1;
-        self.leader = None;
+        self.has_leader = false;
     }
 
     pub(crate) fn add_follower(&mut self, key: u64, waker: Waker) {
@@ -823,7 +817,7 @@ impl State {
     /// Called by a thread that waits no longer: somebody else has to sleep for the rest.
     #[inline]
     pub(crate) fn pass_the_lead(&mut self) {
-        if self.leader.is_some() {
+        if self.has_leader {
             return;
         }
         if let Some(next) = self.followers.pop() {

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, any_port, filled, pair, pair_with, small};
+use common::{LIMIT, any_port, filled, manual, pair, pair_with, small};
 use fake_verbs::{Delivery, Fabric};
-use rdma_msg::{Endpoint, EndpointConfig, Listener, Readiness, Wait, Worker, WorkerConfig};
+use rdma_msg::{Cause, Endpoint, EndpointConfig, Listener, Readiness, Wait, Worker, WorkerConfig};
 
 /// How often; a lost wake-up hangs, so the more the better.
 const ROUNDS: u64 = if cfg!(miri) { 3 } else { 300 };
@@ -164,21 +164,44 @@ fn next_message(endpoint: &Endpoint) -> Vec<u8> {
         if let Some(received) = endpoint.try_recv().unwrap() {
             return received.buf.to_vec();
         }
-        if let Readiness::MayWait { timeout } = worker.prepare_wait() {
-            sleep_on(worker, timeout);
+        if worker.prepare_wait() == Readiness::MayWait {
+            sleep_on(worker);
         }
     }
 }
 
-fn sleep_on(worker: &Worker, timeout: Option<Duration>) {
+fn sleep_on(worker: &Worker) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let timeout = timeout.unwrap_or(LIMIT);
     let timeout = Timespec {
-        tv_sec: timeout.as_secs() as i64,
-        tv_nsec: timeout.subsec_nanos().into(),
+        tv_sec: LIMIT.as_secs() as i64,
+        tv_nsec: 0,
     };
     let fd = worker.as_fd();
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap();
+    let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap();
+    assert_eq!(ready, 1, "nothing came");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no timerfd")]
+fn a_foreign_loop_hears_of_the_workers_timers_by_its_descriptor() {
+    let _fabric = Fabric::new();
+    let patient = EndpointConfig {
+        stall_timeout: Some(Duration::from_millis(20)),
+        ..small()
+    };
+    let (client, _server) = pair_with(&patient, &manual());
+    let worker = client.worker();
+    let mut send = client.send(filled(&client, b"nobody listens")).unwrap();
+    let error = loop {
+        worker.poll();
+        if let Some(result) = send.try_result() {
+            break result.unwrap_err();
+        }
+        if worker.prepare_wait() == Readiness::MayWait {
+            sleep_on(worker);
+        }
+    };
+    assert_eq!(*error.cause, Cause::Stalled);
 }
 
 #[test]

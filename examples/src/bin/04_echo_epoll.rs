@@ -90,11 +90,10 @@ impl Server {
             self.accept()?;
             self.establish();
             self.echo();
-            if let Readiness::MayWait { timeout } = self.worker.prepare_wait() {
-                let timeout = timeout.map(rustix::time::Timespec::try_from).transpose()?;
+            if self.worker.prepare_wait() == Readiness::MayWait {
                 let mut ready = Vec::with_capacity(2);
                 let room = rustix::buffer::spare_capacity(&mut ready);
-                epoll::wait(&epoll, room, timeout.as_ref())?;
+                epoll::wait(&epoll, room, None)?;
             }
         }
         Ok(())

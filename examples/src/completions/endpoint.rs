@@ -93,10 +93,10 @@ fn by_epoll(
         if let Some(result) = operation.try_result() {
             return Ok(result);
         }
-        // Arms and polls again; the worker's own timers may want to be served sooner than ours.
-        if let Readiness::MayWait { timeout } = worker.prepare_wait() {
+        // Arms and polls again. The worker's own timers end the sleep as well.
+        if worker.prepare_wait() == Readiness::MayWait {
             let left = deadline.saturating_duration_since(Instant::now());
-            let left = timeout.map_or(left, |timer| timer.min(left)).try_into()?;
+            let left = left.try_into()?;
             let mut ready = Vec::with_capacity(1);
             epoll::wait(&epoll, spare_capacity(&mut ready), Some(&left))?;
         }
@@ -122,9 +122,8 @@ fn block_on<T>(worker: &Worker, future: impl Future<Output = T>, deadline: Insta
         if worker.poll() > 0 {
             continue;
         }
-        if let Readiness::MayWait { timeout } = worker.prepare_wait() {
-            let timer = timeout.map_or(deadline, |timeout| deadline.min(Instant::now() + timeout));
-            readable([worker.as_fd()], timer)?;
+        if worker.prepare_wait() == Readiness::MayWait {
+            readable([worker.as_fd()], deadline)?;
         }
     }
     Err("not complete by the deadline".into())
