@@ -113,6 +113,13 @@ impl Poller {
         Ok(epoll::add(&self.epoll, fd, data, FLAGS)?)
     }
 
+    /// Nobody hears of this descriptor any more.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        if let Err(error) = epoll::delete(&self.epoll, fd) {
+            log::warn!("epoll_ctl: {error}");
+        }
+    }
+
     /// Waits until something is ready or `timeout` (`None`: for ever) has passed.
     ///
     /// An interrupted wait, or one that cannot be done, looks like one in which nothing happened: the

@@ -266,6 +266,11 @@ thread_local! {
     static PARKER: OnceCell<Arc<Parker>> = const { OnceCell::new() };
 }
 
+/// The key of the calling thread; no two threads ever have the same.
+pub(crate) fn thread_key() -> u64 {
+    PARKER.with(|parker| parker.get_or_init(Parker::new).key)
+}
+
 /// The waker of a thread, made once per thread. It ends the thread's parking, or its sleep in
 /// `epoll_wait` if it leads.
 struct Parker {

@@ -15,6 +15,7 @@ use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(feature = "tokio")]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -28,7 +29,7 @@ use slab::Slab;
 
 use crate::config::WorkerConfig;
 use crate::device_watch::Membership;
-use crate::endpoint::state::Ep;
+use crate::endpoint::state::{Ep, Link};
 use crate::error::{Cause, OpenError};
 use crate::lifecycle;
 use crate::op::Payload;
@@ -36,7 +37,7 @@ use crate::poller::{Batch, Poller, Ready};
 use crate::pool::{self, Buf, Pool, PoolError};
 use crate::stats::WorkerStats;
 use crate::tracker::{Ending, Matched, News, Success, Tracker};
-use crate::wait::{Waiters, Watch};
+use crate::wait::{self, Waiters, Watch};
 
 /// Progress, memory and completion queue of one or many endpoints.
 ///
@@ -52,6 +53,12 @@ use crate::wait::{Waiters, Watch};
 ///
 /// Everything may be used from any thread at any time. Whoever waits for anything on a worker makes
 /// progress for all of it; nothing happens while nobody waits, polls or posts.
+///
+/// # Wakers
+///
+/// A waker that was left with a future of this crate runs on whichever thread makes progress, with no
+/// lock held: it may use the worker. It must not wait, least of all for something on the same worker:
+/// the wakers behind it run when it has returned, and one of them may be what it waits for.
 ///
 /// # Events of the device
 ///
@@ -84,6 +91,7 @@ pub(crate) struct WorkerInner {
     poller: Arc<Poller>,
     spin_time: Duration,
     /// A task of a runtime polls it.
+    #[cfg(feature = "tokio")]
     driven: AtomicBool,
 }
 
@@ -138,6 +146,7 @@ impl Worker {
                 pd,
                 poller,
                 spin_time,
+                #[cfg(feature = "tokio")]
                 driven: AtomicBool::new(false),
             }),
         })
@@ -192,28 +201,30 @@ impl Worker {
     ///
     /// Only for programs that never wait through this library: a foreign event loop, or a loop that
     /// looks at many endpoints in turn. Completions are looked at each time; the connection manager
-    /// and the timers once in a while, and always after [`prepare_wait`](Worker::prepare_wait).
+    /// and the timers once in a while, and always in [`prepare_wait`](Worker::prepare_wait).
     pub fn poll(&self) -> usize {
-        if self.inner.is_driven() {
-            // The loop that sleeps on the descriptor is the driver, and it goes on sleeping.
-            return self.inner.with(State::poll_step);
-        }
-        self.turn()
-    }
-
-    /// A poll by the loop that may have slept on the descriptor.
-    pub(crate) fn turn(&self) -> usize {
+        let caller = wait::thread_key();
         self.inner.with(|state| {
             let count = state.poll_step();
-            if mem::take(&mut state.foreign) {
-                state.tend();
+            if state.looper == caller {
+                state.news = false; // the loop looks now
             }
-            state.news = false; // the loop looks now
             count
         })
     }
 
-    /// Prepares for a sleep of a foreign event loop: arms the completion queue and polls it again.
+    /// A poll by the driver, which needs no news: all who wait on its worker have wakers.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn turn(&self) {
+        self.inner.with(|state| {
+            state.poll_step();
+            state.tend_for_loop();
+            state.news = false;
+        });
+    }
+
+    /// Prepares for a sleep of a foreign event loop: handles what the connection manager, the timers
+    /// and the device have, arms the completion queue and polls it again.
     ///
     /// The loop is: [`poll`](Worker::poll) and do what is to be done; then this; if it says
     /// [`MayWait`](Readiness::MayWait), sleep until the worker's descriptor
@@ -222,14 +233,23 @@ impl Worker {
     ///
     /// Whatever looks at an endpoint or operation may handle news of *another* one that the loop has
     /// looked at before in the same turn; this says [`Ready`](Readiness::Ready) then, for one more.
+    ///
+    /// A worker has one such loop, which may move from thread to thread. Other threads may post,
+    /// [`poll`](Worker::poll) and close meanwhile, and the loop hears of what they handled. If one of
+    /// them *waits* on the worker, the loop hears of that when the wait ends; its wakers are woken at
+    /// once.
     pub fn prepare_wait(&self) -> Readiness {
+        let caller = wait::thread_key();
         self.inner.with(|state| {
+            // Not in `poll`, which anybody may call while the loop sleeps.
+            state.tend_for_loop();
+            state.foreign = true;
+            state.looper = caller;
             let may_sleep = state.prepare_sleep();
             // What came since the loop looked may be about something it had already looked at.
             if mem::take(&mut state.news) || !may_sleep {
                 return Readiness::Ready;
             }
-            state.foreign = true;
             Readiness::MayWait
         })
     }
@@ -272,13 +292,14 @@ impl fmt::Debug for Worker {
 const CELLS: usize = 1024;
 
 impl WorkerInner {
-    /// Runs `work` on the state, then wakes who is to be woken.
+    /// Runs `work` on the state; then, with the lock released, wakes who is to be woken and drops what
+    /// takes long to drop.
     #[inline(always)]
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = work(&mut state);
         if !state.wakers.is_empty() {
-            self.wake(state);
+            self.clean_up(state);
         }
         result
     }
@@ -301,8 +322,9 @@ impl WorkerInner {
     }
 
     #[cold]
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
+    fn clean_up(&self, mut state: MutexGuard<'_, State>) {
         let mut wakers = mem::take(&mut state.wakers);
+        let _dropped_last = mem::take(&mut state.dead);
         drop(state);
         for waker in wakers.drain(..) {
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
@@ -346,10 +368,6 @@ impl WorkerInner {
 
     pub(crate) fn spin_time(&self) -> Duration {
         self.spin_time
-    }
-
-    fn is_driven(&self) -> bool {
-        self.driven.load(Ordering::Acquire)
     }
 }
 
@@ -407,13 +425,18 @@ pub(crate) struct State {
     /// that timer is gone; then there is nothing to do.)
     alarm: Option<Instant>,
     pub(crate) wakers: Vec<Waker>,
+    /// To be dropped once the lock is released. Only looked at if there are wakers as well.
+    dead: Vec<Link>,
     /// An event will be raised by the next completion, or one was and has not been fetched.
     armed: bool,
     has_leader: bool,
     followers: Waiters,
-    /// A foreign loop sleeps on the descriptor, or may.
+    /// A foreign loop looks at the descriptor, or may sleep on it: what makes it readable is the loop's
+    /// to take, or it has to be kicked.
     foreign: bool,
-    /// Something came, of any endpoint, since a foreign loop was last told to look.
+    /// The thread of the foreign loop, as far as is known.
+    looper: u64,
+    /// Something came, of any endpoint, since the foreign loop was last told to look.
     pub(crate) news: bool,
     /// Grows with each poll; the connection manager and the timers are looked at when it is due.
     untended: u32,
@@ -457,10 +480,12 @@ impl State {
             timers: BTreeSet::new(),
             alarm: None,
             wakers: Vec::new(),
+            dead: Vec::new(),
             armed: false,
             has_leader: false,
             followers: Waiters::default(),
             foreign: false,
+            looper: 0,
             news: false,
             untended: 0,
             counters: Counters::default(),
@@ -613,6 +638,16 @@ impl State {
         }
     }
 
+    /// Has a connection dropped where no lock is held: it takes milliseconds. From here on nobody hears
+    /// of it any more.
+    pub(crate) fn bury(&mut self, link: Link) {
+        if let Some(fd) = link.fd() {
+            self.poller.remove(fd);
+        }
+        self.dead.push(link);
+        self.wakers.push(Waker::noop().clone());
+    }
+
     /// Has an endpoint looked at after the batch.
     pub(crate) fn mark(&mut self, index: u32) {
         if let Some(ep) = self.endpoints.get_mut(index as usize)
@@ -652,6 +687,13 @@ impl State {
             .collect()
     }
 
+    /// As `tend`, by the loop that may have slept on the descriptor.
+    fn tend_for_loop(&mut self) {
+        if mem::take(&mut self.foreign) {
+            self.tend();
+        }
+    }
+
     /// Looks at everything that is not a completion, without waiting.
     #[cold]
     pub(crate) fn tend(&mut self) {
@@ -665,8 +707,10 @@ impl State {
             }
         }
         // The event that would have woken a sleeper, or the kick that was meant for it, may just have
-        // been fetched here: it has to come round and arm again, or it would sleep for ever.
-        if (!self.armed || calmed) && (self.foreign || self.has_leader) {
+        // been fetched here: it has to come round and arm again, or it would sleep for ever. So may what
+        // a foreign loop has to look at.
+        let others = self.foreign || self.has_leader;
+        if (!self.armed || calmed) && others || self.foreign && self.news {
             self.poller.kick();
         }
     }

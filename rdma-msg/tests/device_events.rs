@@ -267,7 +267,7 @@ fn a_worker_that_is_not_concerned_passes_the_event_on() {
 
     assert_eq!(concerned.stats().device_events, seen + 1);
     assert!(is_readable(&concerned, LIMIT), "nobody told the worker");
-    concerned.poll();
+    assert_eq!(concerned.prepare_wait(), Readiness::Ready);
     assert!(!broken.is_open());
     assert_ended(&broken, operations, &Cause::QueuePairError);
     assert_works(&fabric, &healthy, &healthys_peer);

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -14,10 +14,12 @@ use common::{LIMIT, any_port, filled, manual, pair, pair_with, small};
 use fake_verbs::{Delivery, Fabric};
 use rdma_msg::{
     Access, Cause, Endpoint, EndpointConfig, Listener, OpOptions, OpenError, PostErrorKind,
-    RecvError, Worker, WorkerConfig,
+    Readiness, RecvError, Worker, WorkerConfig,
 };
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 const ENOMEM: i32 = 12;
+const EINVAL: i32 = 22;
 
 /// Runs `work` on another thread, and fails if it hangs.
 fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -270,6 +272,97 @@ fn a_waker_that_is_replaced_by_a_waiting_thread_may_use_the_worker() {
         operation.wait().unwrap();
         drop(server);
     });
+}
+
+/// Whether a loop that sleeps on the worker's descriptor would wake up.
+fn is_readable(worker: &Worker) -> bool {
+    let mut fds = [PollFd::new(worker, PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
+}
+
+/// Polls on another thread than the loop's.
+fn poll_elsewhere(worker: &Worker) {
+    thread::scope(|scope| scope.spawn(|| worker.poll()).join().unwrap());
+}
+
+#[test]
+fn a_poll_by_another_thread_takes_nothing_from_a_foreign_loop() {
+    let _fabric = Fabric::new();
+    let (client, server) = pair();
+    let worker = client.worker();
+    let may_wait = || matches!(worker.prepare_wait(), Readiness::MayWait);
+    for _ in 0..3 {
+        while !may_wait() {
+            worker.poll();
+        }
+        // Not the event that ends the loop's sleep.
+        assert!(!is_readable(worker));
+        server.send_slice(b"one").unwrap().wait().unwrap();
+        poll_elsewhere(worker);
+        assert!(is_readable(worker));
+        worker.poll();
+        assert!(client.try_recv().unwrap().is_some());
+
+        // Not the news of what the loop had looked at.
+        while !may_wait() {
+            worker.poll();
+        }
+        worker.poll();
+        assert!(client.try_recv().unwrap().is_none());
+        server.send_slice(b"two").unwrap().wait().unwrap();
+        poll_elsewhere(worker);
+        assert!(!may_wait());
+        worker.poll();
+        assert!(client.try_recv().unwrap().is_some());
+    }
+}
+
+/// Uses a worker when it is told that an id could not be destroyed.
+struct Listening(Mutex<Option<Worker>>);
+
+static LISTENING: Listening = Listening(Mutex::new(None));
+
+impl log::Log for Listening {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.args().to_string().starts_with("rdma_destroy_id")
+            && let Some(worker) = self.0.lock().unwrap().take()
+        {
+            worker.open_operations();
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_worker_can_be_used_while_a_connection_is_dropped() {
+    log::set_logger(&LISTENING).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let ends: [fn(Endpoint); 3] = [
+        drop,
+        |client| client.close(LIMIT).unwrap(),
+        |client| {
+            let _ = client.recv(); // the peer has gone
+        },
+    ];
+    for end in ends {
+        within(LIMIT, move || {
+            let fabric = Fabric::new();
+            let (client, server) = pair();
+            let heard = client.worker().clone();
+            server.close(LIMIT).unwrap();
+            *LISTENING.0.lock().unwrap() = Some(heard);
+            fabric.fail_nth("rdma_destroy_id", 0, EINVAL);
+            end(client);
+            assert!(LISTENING.0.lock().unwrap().is_none(), "it was destroyed");
+            drop(server);
+            fabric.abandon();
+        });
+    }
 }
 
 #[test]

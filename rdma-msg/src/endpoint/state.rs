@@ -38,7 +38,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Link::None | Link::Resolved(_) | Link::Requested(_) => None,
             Link::Resolving(link) => Some(link.as_fd()),
@@ -802,7 +802,7 @@ impl State {
         ep.missing = 0;
         // Dropping the link tells the peer, if nothing else did.
         let link = mem::replace(&mut ep.link, Link::None);
-        drop(link);
+        self.bury(link);
         if destroyed {
             self.tracker.detach(lane);
         }
