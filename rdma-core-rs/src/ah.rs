@@ -3,11 +3,12 @@
 #![allow(unsafe_code)] // calls C
 
 use std::fmt;
+use std::io;
 use std::mem::MaybeUninit;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pd::ProtectionDomain;
 use crate::sys;
 use crate::wc::Success;
@@ -150,8 +151,8 @@ impl AddressHandle {
     /// the local port. Send the answer to [`Success::src_qp`].
     ///
     /// # Errors
-    /// [`Call`](crate::Error::Call) naming `ibv_create_ah_from_wc`, if the header is none or the
-    /// local address it names is gone.
+    /// [`Call`](crate::Error::Call) naming `ibv_create_ah_from_wc`: the header is none, or the local
+    /// address it names is gone. The library does not always say which; then there is no errno.
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn to_sender(
         pd: &ProtectionDomain,
@@ -165,9 +166,19 @@ impl AddressHandle {
         // SAFETY: the struct is of this size, and a byte array needs no alignment.
         unsafe { bytes.write(*header) };
         let (pd_raw, wc) = (pd.as_raw().as_ptr(), received.as_raw().cast_mut());
+        sys::clear_errno();
         // SAFETY: `pd` lives during the call, which only reads the completion and the header.
         let ah = unsafe { sys::ibv_create_ah_from_wc(pd_raw, wc, grh.as_mut_ptr(), port) };
-        let ah = sys::check_null("ibv_create_ah_from_wc", ah)?;
+        let Some(ah) = NonNull::new(ah) else {
+            let call = "ibv_create_ah_from_wc";
+            let source = match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(0) => {
+                    io::Error::other("the header is none, or names no address of this port")
+                }
+                error => error,
+            };
+            return Err(Error::Call { call, source });
+        };
         Ok(AddressHandle { ah, pd: pd.clone() })
     }
 

@@ -4,7 +4,7 @@
 //! libibverbs has three conventions (the man page of each function says which). They are turned
 //! into [`Error`] here and nowhere else.
 
-#![allow(unsafe_code)] // looks for the extended operations behind a context
+#![allow(unsafe_code)] // looks for the extended operations behind a context; sets errno
 
 use std::ffi::c_int;
 use std::io;
@@ -47,6 +47,14 @@ pub(crate) fn check_minus_one(call: &'static str, ret: c_int) -> Result<(), Erro
 #[inline]
 pub(crate) fn check_null<T>(call: &'static str, ptr: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(ptr).ok_or_else(|| Error::last(call))
+}
+
+/// Sets errno to 0 before a call that does not always set it on failure.
+pub(crate) fn clear_errno() {
+    // SAFETY: takes nothing.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own errno, which nobody else touches.
+    unsafe { errno.write(0) };
 }
 
 /// The error behind a return value that is not zero: an errno of either sign, or errno itself for

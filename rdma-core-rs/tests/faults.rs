@@ -10,8 +10,9 @@ use std::sync::Arc;
 use fake_verbs::{Completion, Config, Fabric};
 use program::{poll_one, program};
 use rdma_core_rs::{
-    AsyncEvent, CompletionChannel, CompletionQueue, Context, Error, ProtectionDomain, QpConfig,
-    QpType, QueuePair, RecvWr, RegionSlice, SendWr, Srq, WcOpcode, WcStatus, devices,
+    AddressHandle, AsyncEvent, CompletionChannel, CompletionQueue, Context, Error,
+    ProtectionDomain, QpConfig, QpType, QueuePair, RecvWr, RegionSlice, SendWr, Srq, WcOpcode,
+    WcStatus, devices,
 };
 use verbs::{Bed, End, PATIENCE, next_completion};
 
@@ -84,6 +85,27 @@ fn memory_that_cannot_be_pinned_is_freed_and_less_still_works() {
     assert_eq!(error.errno(), Some(libc::ENOMEM));
     assert!(error.to_string().contains("ibv_reg_mr"), "{error}");
     RegionSlice::alloc(&pd, 16 << 10).unwrap();
+}
+
+#[test]
+fn address_handle_refused_without_a_reason_does_not_tell_an_old_one() {
+    let fabric = Fabric::new();
+    let bed = Bed::open(A, B);
+    let (mut a, mut b) = bed.pair(QpType::Rc);
+    b.post_recv(1, &[]);
+    a.post(SendWr::send(2, &[]));
+    let received = b.expect(1, WcOpcode::Recv);
+    fabric.fail_nth("ibv_open_device", 0, libc::ENOSPC);
+    devices().unwrap()[0].open().unwrap_err(); // leaves its errno
+
+    fabric.fail_nth("ibv_create_ah_from_wc", 0, 0);
+    let received = received.success().unwrap();
+    let error = AddressHandle::to_sender(&bed.b.pd, 1, &received, &[0; 40]).unwrap_err();
+    assert_eq!(error.errno(), None, "{error}");
+    assert!(
+        error.to_string().contains("ibv_create_ah_from_wc"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -220,10 +220,12 @@ pub(crate) fn positive(outcome: Outcome<()>) -> c_int {
     outcome.err().unwrap_or(0)
 }
 
-/// Convention of `ibv_create_*`, `ibv_reg_mr`: NULL and errno.
+/// Convention of `ibv_create_*`, `ibv_reg_mr`: NULL and errno, which a fault with errno 0 leaves as it is.
 pub(crate) fn null<T>(outcome: Outcome<*mut T>) -> *mut T {
     outcome.unwrap_or_else(|errno| {
-        set_errno(errno);
+        if errno != 0 {
+            set_errno(errno);
+        }
         std::ptr::null_mut()
     })
 }
