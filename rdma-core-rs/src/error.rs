@@ -67,7 +67,9 @@ pub enum Error {
         source: io::Error,
     },
 
-    /// Memory could not be pinned because the process's limit on locked memory is too low.
+    /// Memory could not be pinned because the process's limit on locked memory is too low: without
+    /// CAP_IPC_LOCK, what it has pinned already and this do not fit. (A registration that fails with the
+    /// same errno though they fit is a [`Call`](Error::Call).)
     #[error(
         "ibv_reg_mr: cannot pin {asked} bytes: the limit on locked memory (memlock, RLIMIT_MEMLOCK) is \
          {limit} bytes; raise it with `ulimit -l`, LimitMEMLOCK= or limits.conf ({source})"

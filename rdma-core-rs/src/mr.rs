@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::access::Access;
 use crate::error::{Error, Result};
-use crate::memory::Memory;
+use crate::memory::{Memory, page_size};
 use crate::pd::ProtectionDomain;
 use crate::sys::{self, ibv_rereg_mr_flags};
 
@@ -147,12 +147,15 @@ fn explain(error: Error, len: usize) -> Error {
     let Error::Call { call, source } = error else {
         return error;
     };
+    let asked = len as u64;
     match memlock_limit() {
-        Some(limit) if is_memlock(&source, limit) && !may_exceed_memlock() => Error::Memlock {
-            asked: len as u64,
-            limit,
-            source,
-        },
+        Some(limit) if is_memlock(&source, limit) && exceeds_memlock(asked, limit) => {
+            Error::Memlock {
+                asked,
+                limit,
+                source,
+            }
+        }
         _ => Error::Call { call, source },
     }
 }
@@ -179,12 +182,22 @@ fn parse_memlock_limit(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok() // "unlimited" is no number
 }
 
-/// Whether the process has CAP_IPC_LOCK, to which the limit does not apply.
-fn may_exceed_memlock() -> bool {
+/// Whether `asked` more bytes would have exceeded the limit, on as many pages as they can lie on.
+fn exceeds_memlock(asked: u64, limit: u64) -> bool {
+    let asked = asked.saturating_add(2 * page_size() as u64);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    has_cap_ipc_lock(&status)
+    !has_cap_ipc_lock(&status) && pinned(&status).saturating_add(asked) > limit
 }
 
+/// The bytes that the process has pinned, which the kernel counts against the limit.
+fn pinned(status: &str) -> u64 {
+    let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    pinned
+        .and_then(|kib| kib.trim().strip_suffix("kB")?.trim().parse().ok())
+        .map_or(0, |kib: u64| kib.saturating_mul(1024))
+}
+
+/// Whether a process has CAP_IPC_LOCK, to which the limit does not apply.
 fn has_cap_ipc_lock(status: &str) -> bool {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -217,6 +230,12 @@ mod tests {
             None
         );
         assert_eq!(parse_memlock_limit(""), None);
+    }
+
+    #[test]
+    fn pinned_bytes_are_read_from_the_status() {
+        assert_eq!(pinned("VmLck:\t 8 kB\nVmPin:\t      64 kB\n"), 65536);
+        assert_eq!(pinned(""), 0);
     }
 
     #[test]
