@@ -642,7 +642,9 @@ impl CmId {
     /// The name of the device that the id is bound to, or `None` before that.
     #[must_use]
     pub fn device_name(&self) -> Option<String> {
-        self.verbs().map(lease::device_name)
+        let verbs = self.verbs()?;
+        // SAFETY: `verbs` is the context of this id, which the borrow of `self` keeps alive.
+        Some(unsafe { lease::device_name(verbs) })
     }
 
     /// The device that the id is bound to, for making queue pairs and memory regions on it. It may

@@ -32,21 +32,18 @@ unsafe impl Sync for DeviceLease {}
 static CURRENT: Mutex<Weak<DeviceLease>> = Mutex::new(Weak::new());
 
 impl DeviceLease {
-    /// A lease on the device of `verbs`, which the caller's id keeps open for the time of the call.
-    pub(crate) fn on(verbs: NonNull<sys::ibv_context>) -> Result<Arc<Self>> {
+    /// A lease on the device of `verbs`; `None` if librdmacm does not list it any more.
+    fn on(verbs: NonNull<sys::ibv_context>) -> Result<Option<Arc<Self>>> {
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lease) = current.upgrade().filter(|lease| lease.holds(verbs)) {
-            return Ok(lease);
+            return Ok(Some(lease));
         }
         let lease = Arc::new(Self::new()?);
         if !lease.holds(verbs) {
-            return Err(CmError::DeviceRemoved {
-                step: Step::Device,
-                device: device_name(verbs),
-            });
+            return Ok(None);
         }
         *current = Arc::downgrade(&lease);
-        Ok(lease)
+        Ok(Some(lease))
     }
 
     fn new() -> Result<Self> {
@@ -83,16 +80,27 @@ impl Drop for DeviceLease {
 ///
 /// `verbs` must be the context of an id that lives until this function returns.
 pub(crate) unsafe fn lease_context(verbs: NonNull<sys::ibv_context>) -> Result<Context> {
-    let lease: Arc<dyn Any + Send + Sync> = DeviceLease::on(verbs)?;
+    let Some(lease) = DeviceLease::on(verbs)? else {
+        return Err(CmError::DeviceRemoved {
+            step: Step::Device,
+            // SAFETY: the id keeps the context open by contract.
+            device: unsafe { device_name(verbs) },
+        });
+    };
+    let lease: Arc<dyn Any + Send + Sync> = lease;
     // SAFETY: the lease holds this very context (`DeviceLease::on` looked it up in its list), and
     // librdmacm closes a context only after everyone who counts on it has let go.
     Ok(unsafe { Context::from_raw(verbs, lease) })
 }
 
 /// The name of the device of `verbs`, for messages.
-pub(crate) fn device_name(verbs: NonNull<sys::ibv_context>) -> String {
-    // SAFETY: the caller's id or lease keeps the context open, and its first field, the device, is
-    // set once when it is opened.
+///
+/// # Safety
+///
+/// `verbs` must be the context of an id that lives until this function returns.
+pub(crate) unsafe fn device_name(verbs: NonNull<sys::ibv_context>) -> String {
+    // SAFETY: the id keeps the context open by contract, and its first field, the device, is set
+    // once when it is opened.
     let device = unsafe { (*verbs.as_ptr()).device };
     // SAFETY: an open context has a device, whose name is a field of it.
     let name = unsafe { sys::ibv_get_device_name(device) };
