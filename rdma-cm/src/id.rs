@@ -25,7 +25,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use rdma_core_rs::Context;
+use rdma_core_rs::{Birth, Context};
 
 use crate::addr::{RawAddr, unspecified_like};
 use crate::channel::EventChannel;
@@ -176,7 +176,7 @@ impl fmt::Debug for UdParam {
 pub struct CmId {
     raw: NonNull<sys::rdma_cm_id>,
     port_space: PortSpace,
-    process: Process,
+    birth: Birth,
     /// Whether [`notify_comm_est`](Self::notify_comm_est) had an effect: see [`Doomed`].
     notified: AtomicBool,
     /// The event that was fetched last, while it is not acknowledged.
@@ -218,7 +218,7 @@ impl CmId {
         Ok(Self {
             raw,
             port_space,
-            process: Process::current(),
+            birth: Birth::now(),
             notified: AtomicBool::new(false),
             fetched: None,
             channel,
@@ -447,7 +447,7 @@ impl CmId {
 
     /// Refuses to go on in a child of the process that made the id.
     fn check_process(&self) -> Result<()> {
-        if self.process.is_here() {
+        if self.birth.is_here() {
             Ok(())
         } else {
             Err(CmError::Forked)
@@ -715,7 +715,7 @@ impl CmId {
             event: raw,
             child: child
                 .filter(|child| *child != own)
-                .map(|raw| Child(raw, self.process)),
+                .map(|raw| Child(raw, self.birth)),
         });
         event
     }
@@ -731,7 +731,7 @@ impl AsFd for CmId {
 impl Drop for CmId {
     fn drop(&mut self) {
         drop(self.fetched.take()); // if it was forgotten
-        if !self.process.is_here() {
+        if !self.birth.is_here() {
             return; // it is the parent's
         }
         let doomed = Doomed {
@@ -1036,7 +1036,7 @@ impl CmId {
 ///
 /// It does not outlive the listener's id, whose channel it uses.
 #[derive(Debug)]
-struct Child(NonNull<sys::rdma_cm_id>, Process);
+struct Child(NonNull<sys::rdma_cm_id>, Birth);
 
 impl Child {
     fn migrate(self, port_space: PortSpace) -> Result<CmId> {
@@ -1050,7 +1050,7 @@ impl Child {
         Ok(CmId {
             raw,
             port_space,
-            process: Process::current(),
+            birth: Birth::now(),
             notified: AtomicBool::new(false),
             fetched: None,
             channel,

@@ -95,7 +95,6 @@ mod listener;
 mod multicast;
 mod option;
 mod param;
-mod process;
 mod qp;
 mod service;
 mod state;

@@ -16,20 +16,23 @@ use crate::error::{Error, Result};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The generation of the process in which an object was made.
+/// In which process an object was made: for crates above this one, whose objects must not be used in
+/// a child either.
+///
+/// It notices children of `fork`, by a handler that `fork` runs; not those of a bare `clone` system call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Birth(u32);
+pub struct Birth(u32);
 
 impl Birth {
-    /// The present generation.
-    pub(crate) fn now() -> Birth {
+    /// This process.
+    pub fn now() -> Birth {
         count_forks();
         Birth(GENERATION.load(Ordering::Relaxed))
     }
 
     /// Whether this is still the process in which the object was made.
     #[inline]
-    pub(crate) fn is_here(self) -> bool {
+    pub fn is_here(self) -> bool {
         self.0 == GENERATION.load(Ordering::Relaxed)
     }
 

@@ -119,6 +119,7 @@ pub use cq::CompletionQueue;
 pub use device::{Device, Guid, NodeType, devices};
 pub use dmabuf::DmaBufRegion;
 pub use error::{Allowed, Error, OutOfRange, Result};
+pub use fork::Birth;
 pub use gid::{GidEntry, GidType};
 pub use memory::Pages;
 pub use mw::MemoryWindow;
