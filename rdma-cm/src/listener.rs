@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_core_rs::{Context, QueuePair};
 
@@ -83,7 +84,7 @@ impl Listener {
     /// # Errors
     ///
     /// [`CmError::DeviceRemoved`] when the device of a listener on one device is gone: it will never
-    /// get a request again. [`CmError::Call`] and [`CmError::NoConnectionManager`] if the request
+    /// get a request again, and every further call says the same. [`CmError::Call`] and [`CmError::NoConnectionManager`] if the request
     /// could not be given a channel of its own (too many open files): that request is rejected, and
     /// the listener goes on.
     pub fn try_accept(&self) -> Result<Option<Request>> {
@@ -123,7 +124,13 @@ pub(crate) struct Listening {
     id: Mutex<CmId>,
     pub(crate) channel: Arc<EventChannel>,
     local_addr: SocketAddr,
+    /// The device is gone; nothing comes any more.
+    removed: AtomicBool,
 }
+
+/// How long a thread waits for a request before it looks whether another one was told that the device
+/// is gone.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Listening {
     pub(crate) fn bind(
@@ -143,6 +150,7 @@ impl Listening {
             channel: id.shared_channel(),
             local_addr: id.local_addr(),
             id: Mutex::new(id),
+            removed: AtomicBool::new(false),
         })
     }
 
@@ -158,15 +166,15 @@ impl Listening {
         // A panic of another thread while it held the lock left nothing half done.
         let mut id = self.id.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
+            if self.removed.load(Ordering::Relaxed) {
+                return Err(CmError::device_removed(Step::Request, &id));
+            }
             let Some(event) = id.try_event()? else {
                 return Ok(None);
             };
             match event.event_type() {
                 EventType::ConnectRequest => return make(event).map(Some),
-                EventType::DeviceRemoval => {
-                    drop(event);
-                    return Err(CmError::device_removed(Step::Request, &id));
-                }
+                EventType::DeviceRemoval => self.removed.store(true, Ordering::Relaxed),
                 other => log::debug!("{other} on the listener of {}", self.local_addr),
             }
         }
@@ -187,7 +195,11 @@ impl Listening {
                 Some(at) if at.has_passed() => {
                     return Err(at.timed_out(Step::Request, Some(self.local_addr)));
                 }
-                _ => self.channel.wait(deadline)?,
+                _ => {
+                    let look = Instant::now() + LOOK_AGAIN;
+                    self.channel
+                        .wait(Some(deadline.map_or(look, |at| at.min(look))))?
+                }
             };
         }
     }

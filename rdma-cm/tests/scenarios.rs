@@ -371,10 +371,33 @@ fn a_removed_device_is_told_everywhere_and_everything_can_still_be_dropped() {
         matches!(&error, CmError::DeviceRemoved { device, .. } if device == "fake1"),
         "{error}"
     );
+    // It stays so: nothing will ever come again.
+    assert!(matches!(
+        listener
+            .accept(Some(Instant::now() + Duration::from_secs(60)))
+            .map(drop),
+        Err(CmError::DeviceRemoved { .. })
+    ));
     let _ = resolving.advance();
     drop((
         pending, connecting, waiting, client, server, active, passive, listener,
     ));
+}
+
+#[test]
+fn every_thread_that_accepts_is_told_of_a_removed_device() {
+    let fabric = Fabric::new();
+    let listener = listen().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        let accept = || listener.accept(Some(until)).map(drop);
+        let threads = [scope.spawn(accept), scope.spawn(accept)];
+        fabric.remove_device(1);
+        for thread in threads {
+            let error = thread.join().unwrap().unwrap_err();
+            assert!(matches!(error, CmError::DeviceRemoved { .. }), "{error}");
+        }
+    });
 }
 
 #[test]
