@@ -118,7 +118,8 @@ impl fmt::Display for EventType {
 pub enum EventStatus {
     /// Status 0.
     Success,
-    /// A negative status: an errno of this host's kernel, here as a positive number.
+    /// A negative status: an errno of this host's kernel, or of librdmacm's own failure to look up what
+    /// the event is about; here as a positive number.
     Errno(i32),
     /// The positive status of `Rejected`: the reason that the peer's side gave.
     Reject(RejectReason),

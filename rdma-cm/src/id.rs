@@ -34,7 +34,6 @@ use crate::event::{EventStatus, EventType};
 use crate::lease;
 use crate::option::IdOptions;
 use crate::param::RequestParam;
-use crate::process::Process;
 use crate::sys;
 
 /// The name space of ports, which also decides what kind of queue pair an id is for.
@@ -680,12 +679,14 @@ impl CmId {
         self.check_process()?;
         drop(self.fetched.take()); // if it was forgotten
         let mut raw = ptr::null_mut();
+        sys::clear_errno();
         // SAFETY: the channel is open, and every id whose events arrive on it is alive: this one
         // is, and children of a listener report nothing before they are accepted, which is after
         // they have moved to channels of their own.
         let ret = unsafe { sys::rdma_get_cm_event(self.channel.as_raw().as_ptr(), &mut raw) };
+        let errno = io::Error::last_os_error().raw_os_error();
         match (sys::check(ret), NonNull::new(raw)) {
-            (Ok(()), Some(raw)) => Ok(Some(self.hand_out(raw))),
+            (Ok(()), Some(raw)) => Ok(Some(self.hand_out(raw, errno.unwrap_or(0)))),
             (Ok(()), None) => Ok(None),
             (Err(e), _) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
             (Err(e), _) => Err(CmError::call(
@@ -698,11 +699,12 @@ impl CmId {
 }
 
 impl CmId {
-    /// `raw` is an event just fetched, which nobody else has.
-    fn hand_out(&mut self, raw: NonNull<sys::rdma_cm_event>) -> CmEvent<'_> {
+    /// `raw` is an event just fetched, which nobody else has, and `errno` what was left behind then.
+    fn hand_out(&mut self, raw: NonNull<sys::rdma_cm_event>, errno: i32) -> CmEvent<'_> {
         let own = self.raw;
         let event = CmEvent {
             raw,
+            errno,
             port_space: self.port_space,
             fetched: &mut self.fetched,
         };
@@ -858,6 +860,8 @@ fn milliseconds(timeout: Duration) -> c_int {
 #[derive(Debug)]
 pub struct CmEvent<'id> {
     raw: NonNull<sys::rdma_cm_event>,
+    /// What librdmacm put into errno while it fetched the event; 0 if nothing.
+    errno: i32,
     port_space: PortSpace,
     /// Where the id keeps the event, which is acknowledged when taken from there.
     fetched: &'id mut Option<Fetched>,
@@ -880,17 +884,21 @@ impl CmEvent<'_> {
         EventType::from_raw(unsafe { (*self.raw.as_ptr()).event })
     }
 
-    /// Its status as the kernel gave it.
+    /// Its status as librdmacm gives it: the kernel's, or -1 if librdmacm itself failed to look up what
+    /// the event is about.
     #[must_use]
     pub fn raw_status(&self) -> i32 {
         // SAFETY: the event is alive until it is acknowledged in `Drop`.
         unsafe { (*self.raw.as_ptr()).status }
     }
 
-    /// Its status, decoded.
+    /// Its status, decoded. Where librdmacm itself failed, it is the errno of that failure.
     #[must_use]
     pub fn status(&self) -> EventStatus {
-        EventStatus::decode(self.event_type(), self.raw_status())
+        match (self.raw_status(), self.errno) {
+            (-1, errno @ 1..) => EventStatus::Errno(errno),
+            (status, _) => EventStatus::decode(self.event_type(), status),
+        }
     }
 
     /// What the peer's program said, padded with zeros to the limit of the message; empty for

@@ -3,7 +3,7 @@
 //!
 //! Every `rdma_*` function that returns an `int` answers 0, or -1 with `errno` set (librdmacm
 //! manual pages). No other file repeats that rule.
-#![allow(unsafe_code)] // poll(2) and fcntl(2), on descriptors that the caller has borrowed
+#![allow(unsafe_code)] // poll(2) and fcntl(2), on descriptors that the caller has borrowed; sets errno
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -37,6 +37,14 @@ pub(crate) fn check(ret: c_int) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Sets `errno` to 0, so that what stands there later comes from the calls between.
+pub(crate) fn clear_errno() {
+    // SAFETY: takes nothing.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own errno, which nobody else touches.
+    unsafe { errno.write(0) };
 }
 
 /// Waits until `fd` is readable or `deadline` has passed; `Ok(false)` means it has passed.

@@ -401,6 +401,32 @@ fn every_thread_that_accepts_is_told_of_a_removed_device() {
 }
 
 #[test]
+fn a_failure_of_the_library_tells_its_own_reason() {
+    let fabric = Fabric::new();
+    let listener = listen().unwrap();
+    for (event, name) in [
+        (cm_event::RDMA_CM_EVENT_ADDR_RESOLVED, "ADDR_ERROR"),
+        (cm_event::RDMA_CM_EVENT_ROUTE_RESOLVED, "ROUTE_ERROR"),
+    ] {
+        fabric.fail_cm_query(event, libc::ENODATA);
+        let mut resolving = connector(&listener).start().unwrap();
+        let error = drive::<_, CmError>(|| resolving.advance()).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ENODATA), "{error}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+
+    let mut resolving = connector(&listener).start().unwrap();
+    let id = fabric.ids().last().unwrap().name;
+    fabric.inject_cm_event(
+        id,
+        cm_event::RDMA_CM_EVENT_CONNECT_ERROR,
+        -libc::EPERM, // the kernel's own
+    );
+    let error = drive::<_, CmError>(|| resolving.advance()).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EPERM), "{error}");
+}
+
+#[test]
 fn a_datagram_service_is_found_refused_and_missed() {
     let fabric = Fabric::new();
     let listener = ServiceListener::bind(addr(SERVER, 0), &ListenOptions::default()).unwrap();

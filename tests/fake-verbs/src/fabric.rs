@@ -516,6 +516,12 @@ impl Fabric {
         });
     }
 
+    /// Makes the next `event`, ADDR_RESOLVED or ROUTE_RESOLVED, an ADDR_ERROR or ROUTE_ERROR with status -1 and the
+    /// reason in errno: librdmacm, which asks the kernel for the address or path when it fetches one, was refused it.
+    pub fn fail_cm_query(&self, event: u32, errno: i32) {
+        with(|w| w.cm.failing_query = Some((event, errno)));
+    }
+
     /// Requests without an answer are sent again: those that got lost on the wire, that met a full backlog or a silenced port.
     pub fn resend_requests(&self) {
         with(World::resend_requests);

@@ -7,7 +7,7 @@ use rdma_sys::*;
 use super::id::Params;
 use crate::cbox::{CBox, put, zeroed};
 use crate::queue::EventQueue;
-use crate::world::{Outcome, World, enter, enter_blocking, minus_one, null};
+use crate::world::{Outcome, World, enter, enter_blocking, minus_one, null, set_errno};
 
 /// `enum rdma_cm_event_type`.
 pub(crate) mod number {
@@ -329,20 +329,32 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    minus_one(enter_blocking("rdma_get_cm_event", |w| {
+    let mut own_failure = None;
+    let ret = minus_one(enter_blocking("rdma_get_cm_event", |w| {
         let queue = &mut w.cm_channel(channel)?.queue;
-        let Some(pending) = queue.pop() else {
+        let Some(mut pending) = queue.pop() else {
             return if queue.is_nonblocking() {
                 Err(libc::EAGAIN)
             } else {
                 Ok(None)
             };
         };
+        own_failure =
+            w.cm.failing_query
+                .take_if(|(number, _)| *number == pending.number);
+        if own_failure.is_some() {
+            pending.number += 1; // the error beside it
+            pending.status = -1;
+        }
         let got = w.hand_over(pending)?;
         // SAFETY: C requires `event` to be writable.
         unsafe { event.write(got) };
         Ok(Some(()))
-    }))
+    }));
+    if let Some((_, errno)) = own_failure {
+        set_errno(errno);
+    }
+    ret
 }
 
 /// `rdma_ack_cm_event(3)`: frees the event and its private data.

@@ -39,6 +39,8 @@ pub(crate) struct Cm {
     pub(crate) lose_establish: usize,
     /// Ports whose listeners never see a request.
     pub(crate) silent_ports: BTreeSet<u16>,
+    /// The event for which librdmacm's next look-up fails, and the errno.
+    pub(crate) failing_query: Option<(u32, i32)>,
 }
 
 /// The context and PD librdmacm keeps for a device, while an id or a list needs them.
