@@ -40,7 +40,11 @@ fn patient() -> EndpointConfig {
 }
 
 fn pair_with(client: &EndpointConfig, server: &EndpointConfig) -> (Endpoint, Endpoint) {
-    let listener = Listener::bind(SERVER.parse().unwrap(), server).unwrap();
+    pair_at(SERVER, client, server)
+}
+
+fn pair_at(addr: &str, client: &EndpointConfig, server: &EndpointConfig) -> (Endpoint, Endpoint) {
+    let listener = Listener::bind(addr.parse().unwrap(), server).unwrap();
     let addr = listener.local_addr();
     thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
@@ -327,6 +331,91 @@ fn a_cut_wire_ends_everything_within_the_peer_timeout() {
     let median = median(times);
     println!("cut: all 116 ended after {median:?} (median)");
     assert!(median < Duration::from_secs(3), "{median:?}");
+}
+
+/// Two more hosts on a wire of their own: a message of the connection manager that is sent while the
+/// link is down leaves a device of soft-RoCE (6.1) of no use.
+struct SpareHosts;
+
+impl SpareHosts {
+    const SERVER: &str = "192.168.98.2:0";
+
+    fn new() -> SpareHosts {
+        run("ip link add s0 type veth peer name s1");
+        let hosts = SpareHosts; // from here on, dropping it cleans up
+        run("
+set -e
+add_host() { # device, netdev, own address, the other's, table
+    ip link set $2 up
+    ip addr add $3/32 dev $2
+    ip rule add pref 11 iif lo to $4 lookup $5
+    for table in $5 main; do ip route add $4/32 dev $2 src $3 table $table; done
+    rdma link add $1 type rxe netdev $2
+}
+add_host rxe2 s0 192.168.98.1 192.168.98.2 12
+add_host rxe3 s1 192.168.98.2 192.168.98.1 13
+for device in rxe2 rxe3; do
+    for i in $(seq 100); do
+        grep -q ACTIVE /sys/class/infiniband/$device/ports/1/state && grep -qi ffff:c0a8:620 /sys/class/infiniband/$device/ports/1/gids/* && continue 2
+        sleep 0.1
+    done
+    exit 1
+done");
+        hosts
+    }
+}
+
+impl Drop for SpareHosts {
+    fn drop(&mut self) {
+        run("for i in 1 2; do ip rule del pref 11; done; ip link del s0"); // and the devices with it
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask test"]
+fn everything_ends_when_the_link_goes_down() {
+    const NAME: &str = "everything_ends_when_the_link_goes_down";
+    if std::env::var_os(NAME).is_some() {
+        return take_the_link_down();
+    }
+    // A device can be removed once all that opened it have ended, and librdmacm closes none before.
+    let hosts = SpareHosts::new();
+    let test = std::env::current_exe().unwrap();
+    let test = test.to_str().unwrap();
+    print!(
+        "{}",
+        run(&format!(
+            "{NAME}=1 {test} --ignored --exact {NAME} --nocapture"
+        ))
+    );
+    drop(hosts);
+}
+
+fn take_the_link_down() {
+    let (client, server) = pair_at(SpareHosts::SERVER, &patient(), &patient());
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let region = server.expose(4096, access).unwrap();
+    let operations = load(&client, region.descriptor());
+
+    run("ip link set s0 down");
+    let start = Instant::now();
+
+    let (_, last) = all_end(operations, start);
+    let cause = client.closed().unwrap();
+    println!("link down: all 116 ended after {last:?}: {cause}");
+    assert!(last < Duration::from_secs(3), "{last:?}");
+    assert_buffers_home(&client);
+    // 6.1 says which operation failed, 6.12 flushes that one, too.
+    assert!(
+        matches!(*cause, Cause::Operation(_) | Cause::QueuePairError),
+        "{cause}"
+    );
+    // The port's event ends nothing by itself, but the worker reads it.
+    while client.worker().stats().device_events == 0 {
+        assert!(start.elapsed() < LIMIT, "PORT_ERR was not read");
+        client.worker().prepare_wait();
+        client.worker().poll();
+    }
 }
 
 #[test]
