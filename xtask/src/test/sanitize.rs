@@ -58,7 +58,7 @@ const MIRI: &[UnderMiri] = &[
     UnderMiri {
         package: "rdma-msg",
         targets: &["--lib"],
-        tests: &["tracker::", "lifecycle::"],
+        tests: &["tracker::", "lifecycle::", "device_watch::"],
     },
 ];
 
