@@ -285,11 +285,19 @@ impl Future for Operation {
     }
 }
 
+impl Operation {
+    #[cold]
+    fn give_up(&self, id: WrId) {
+        // What comes out is dropped after the lock is released: a waker is foreign code.
+        drop(self.worker.with(|state| state.tracker.forget(id)));
+    }
+}
+
 impl Drop for Operation {
+    #[inline]
     fn drop(&mut self) {
         if let Some(id) = self.ticket.0 {
-            // What comes out is dropped after the lock is released: a waker is foreign code.
-            drop(self.worker.with(|state| state.tracker.forget(id)));
+            self.give_up(id);
         }
     }
 }

@@ -575,7 +575,7 @@ impl<B: Default> Tracker<B> {
     }
 
     /// The result of an operation, if it has ended. It can be had once: the record is gone then.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, id: WrId) -> Option<Finished<B>> {
         let record = self.record(id)?;
         let result = match &mut record.state {

@@ -68,7 +68,7 @@ pub(crate) fn poll<W: Watch>(
 }
 
 /// Waits until `watch` is there (`Some`) or `deadline` has passed (`None`).
-#[inline]
+#[inline(always)] // each caller is compiled once, and what it waits for is moved less
 pub(crate) fn wait<W: Watch>(
     worker: &WorkerInner,
     watch: &mut W,

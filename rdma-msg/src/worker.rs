@@ -298,21 +298,28 @@ impl WorkerInner {
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = work(&mut state);
+        self.release(state);
+        result
+    }
+
+    #[inline(always)]
+    fn release(&self, state: MutexGuard<'_, State>) {
         if !state.wakers.is_empty() {
             self.clean_up(state);
         }
-        result
     }
 
     /// Looks at `watch`, after a poll unless it is there.
     #[inline(always)]
     pub(crate) fn look<W: Watch>(&self, watch: &mut W) -> Option<W::Output> {
-        self.with(|state| {
-            if !watch.is_there(state) {
-                state.poll_step();
-            }
-            watch.check(state)
-        })
+        // Not by `with`: what is looked for is built where the caller wants it.
+        let mut state = self.lock();
+        if !watch.is_there(&state) {
+            state.poll_step();
+        }
+        let output = watch.check(&mut state);
+        self.release(state);
+        output
     }
 
     #[inline]
@@ -527,7 +534,7 @@ impl State {
 
     /// Handles completions; endpoints are only marked. Safe to be called from whatever is done about
     /// an endpoint.
-    #[inline]
+    #[inline(never)] // the one frame below whoever looks for something
     pub(crate) fn poll_completions(&mut self) -> usize {
         let mut total = 0;
         self.counters.polls += 1;
@@ -540,8 +547,7 @@ impl State {
                 }
             };
             for i in 0..count {
-                let wc = self.batch[i];
-                self.dispatch(&wc);
+                self.dispatch(i);
             }
             total += count;
             if count < BATCH {
@@ -568,11 +574,12 @@ impl State {
         }
     }
 
-    /// Hands one completion to its record. Nothing in here can fail or run foreign code, so a batch is
-    /// always handled to its end.
+    /// Hands the completion with that place in the batch to its record. Nothing in here can fail or run
+    /// foreign code, so a batch is always handled to its end.
     #[inline]
-    fn dispatch(&mut self, wc: &WorkCompletion) {
+    fn dispatch(&mut self, place: usize) {
         self.news = true;
+        let wc = &self.batch[place];
         let (wr_id, qp_num, wakers) = (wc.wr_id(), wc.qp_num(), &mut self.wakers);
         match wc.success() {
             Ok(success) => {
@@ -582,14 +589,14 @@ impl State {
                     written: success.opcode() == WcOpcode::RecvRdmaWithImm,
                 });
                 let matched = self.tracker.complete(wr_id, qp_num, ending, wakers);
-                self.matched(matched, wc);
+                self.matched(matched, place);
             }
-            Err(failure) => self.dispatch_failure(wc, failure),
+            Err(failure) => self.dispatch_failure(place, &failure),
         }
     }
 
     #[cold]
-    fn dispatch_failure(&mut self, wc: &WorkCompletion, failure: rdma_core_rs::Failure) {
+    fn dispatch_failure(&mut self, place: usize, failure: &rdma_core_rs::Failure) {
         let ending = if failure.is_flush() {
             Ending::Flushed
         } else {
@@ -598,15 +605,15 @@ impl State {
                 vendor_err: failure.vendor_err,
             }
         };
-        let (wr_id, qp_num) = (wc.wr_id(), wc.qp_num());
+        let (wr_id, qp_num) = (failure.wr_id, failure.qp_num);
         let matched = self
             .tracker
             .complete(wr_id, qp_num, ending, &mut self.wakers);
-        self.matched(matched, wc);
+        self.matched(matched, place);
     }
 
     #[inline(always)]
-    fn matched(&mut self, matched: Matched<Payload>, wc: &WorkCompletion) {
+    fn matched(&mut self, matched: Matched<Payload>, place: usize) {
         match matched {
             Matched::Kept { owner, news } => self.note(owner, news),
             Matched::Inbox {
@@ -620,7 +627,7 @@ impl State {
                 }
                 self.note(owner, news);
             }
-            Matched::Stale => stale(wc),
+            Matched::Stale => stale(&self.batch[place]),
         }
     }
 

@@ -195,10 +195,11 @@ impl<'a> Batch<'a> {
         let result = worker
             .inner
             .with(|state| state.post_batch(*index, requests, ids));
-        let posted = requests.drain(..ids.len()).zip(ids.drain(..));
-        operations.extend(posted.map(|(request, id)| {
+        operations.extend(ids.iter().zip(&*requests).map(|(&id, request)| {
             Operation::new(Arc::clone(&worker.inner), id, request.verb.kind())
         }));
+        requests.drain(..ids.len());
+        ids.clear();
         result
     }
 

@@ -835,7 +835,7 @@ enum Refill {
 /// Messages.
 impl State {
     /// Puts a message into the inbox.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn deliver(&mut self, index: u32, payload: Payload, success: Success) {
         let Some(ep) = self.endpoints.get_mut(index as usize) else {
             return;
