@@ -60,6 +60,19 @@ const MIRI: &[UnderMiri] = &[
         targets: &["--lib"],
         tests: &["tracker::", "lifecycle::", "device_watch::"],
     },
+    UnderMiri {
+        package: "rdma-msg",
+        // Each takes some seconds, so of those that do the same in other words one.
+        targets: &["--test", "basic", "--test", "edges", "--test", "failures"],
+        tests: &[
+            "several_buffers_are_sent_as_one_message",
+            "memory_is_written_read_and_changed_atomically",
+            "a_batch_is_posted_with_one_doorbell",
+            "a_read_with_the_option_inline_is_a_read",
+            "dropping_an_endpoint_ends_its_operations",
+            "nobody_is_told_a_cause_before_it_is_known",
+        ],
+    },
 ];
 
 /// Miri is some hundred times slower than the processor.
