@@ -266,7 +266,7 @@ fn post_list_error<W>(
 ) -> PostListError {
     let offset = bad.addr().wrapping_sub(first.addr());
     let posted = offset / size_of::<W>();
-    if offset % size_of::<W>() == 0 && posted < count {
+    if offset.is_multiple_of(size_of::<W>()) && posted < count {
         PostListError {
             posted,
             source: post_error(call, ret, false),

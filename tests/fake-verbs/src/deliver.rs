@@ -462,7 +462,7 @@ impl World {
         let Some(spans) = self.spans(qp, &wqe.sges, true) else {
             return Verdict::Failed(IBV_WC_LOC_PROT_ERR);
         };
-        if target.addr % 8 != 0 {
+        if !target.addr.is_multiple_of(8) {
             return self.refuse(peer, number::QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
         }
         match self.target(peer, target, 8, access::REMOTE_ATOMIC) {

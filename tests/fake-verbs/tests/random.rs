@@ -98,12 +98,12 @@ fn disturb(random: &mut Random, fabric: &Fabric, sides: [&Side; 2]) {
 
 fn run(seed: u64) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let delivery = if seed % 2 == 0 {
+    let delivery = if seed.is_multiple_of(2) {
         Delivery::Auto
     } else {
         Delivery::Manual
     };
-    let silent_peer = if seed % 3 == 0 {
+    let silent_peer = if seed.is_multiple_of(3) {
         SilentPeer::Fail
     } else {
         SilentPeer::Wait
