@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_qp_state;
 
@@ -609,6 +610,7 @@ impl Fabric {
     #[track_caller]
     pub fn check(mut self) {
         self.checked = true;
+        settle();
         if let Some(report) = self.end() {
             panic!("{report}");
         }
@@ -622,12 +624,7 @@ impl Fabric {
 
     fn end(&mut self) -> Option<String> {
         let world = lock().take()?;
-        let mut left = live_objects(&world);
-        world
-            .faults
-            .fired
-            .iter()
-            .for_each(|call| left.forgive(call));
+        let left = left_behind(&world);
         let mut report = String::new();
         for violation in &world.violations {
             report += &format!("\n  rule broken: {violation}");
@@ -643,12 +640,34 @@ impl Fabric {
     }
 }
 
+/// Waits, not for long, until no id is left: one may be on its way out in a thread of its own, which a loaded
+/// machine has not run yet.
+fn settle() {
+    let until = Instant::now() + Duration::from_secs(5);
+    let leaves = || {
+        let left = lock().as_ref().map(left_behind).unwrap_or_default();
+        left.ids + left.event_channels > 0
+    };
+    while leaves() && Instant::now() < until && !std::thread::panicking() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The objects that are left, without those whose destruction was made to fail.
+fn left_behind(world: &World) -> LiveObjects {
+    let mut left = live_objects(world);
+    let failed = &world.faults.fired;
+    failed.iter().for_each(|call| left.forgive(call));
+    left
+}
+
 impl Drop for Fabric {
     fn drop(&mut self) {
         // After check() or abandon() the world is another test's.
         if self.checked {
             return;
         }
+        settle();
         if let Some(report) = self.end().filter(|_| !std::thread::panicking()) {
             panic!("{report}");
         }
