@@ -74,7 +74,7 @@ pub enum Wait {
     Spin,
 }
 
-/// One measurement. The options are word for word those of the C floor.
+/// One measurement. The options are word for word those of the C floor, but for `--cm`.
 #[derive(Args, Clone, Debug)]
 pub struct Spec {
     /// The address of this side's device.

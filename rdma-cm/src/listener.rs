@@ -128,9 +128,8 @@ pub(crate) struct Listening {
     removed: AtomicBool,
 }
 
-/// How long a thread waits for a request before it looks whether another one was told that the device
-/// is gone.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How long one waits for a request before one looks whether another was told that the device is gone.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Listening {
     pub(crate) fn bind(

@@ -35,18 +35,20 @@ use tokio::time::timeout_at;
 
 use crate::channel::EventChannel;
 use crate::error::{CmError, Result, Step};
+use crate::listener::LOOK_AGAIN;
 use crate::{
     Connecting, Connection, ConnectionEvent, Joining, Listener, LookingUp, Membership, Request,
     Resolved, Resolving, Service, ServiceListener, ServiceRequest,
 };
 
-/// Repeats `step` whenever the channel became readable or `deadline` has passed, until it has a result.
+/// Repeats `step` whenever the channel became readable or the time that `look_at` gives has come, until
+/// it has a result.
 ///
 /// The readiness is cleared *before* the step is repeated, so an event that arrives in between is
 /// either fetched by the step or makes the descriptor ready again.
 async fn until<T>(
     channel: Arc<EventChannel>,
-    deadline: Option<Instant>,
+    look_at: impl Fn() -> Option<Instant>,
     mut step: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     if let Some(result) = step()? {
@@ -55,7 +57,7 @@ async fn until<T>(
     let failed = |source| CmError::call("epoll_ctl", Step::Event, None)(source);
     let channel = register(channel).map_err(failed)?;
     loop {
-        let readable = match deadline {
+        let readable = match look_at() {
             Some(at) => timeout_at(at.into(), channel.readable()).await.ok(),
             None => Some(channel.readable().await),
         };
@@ -66,6 +68,11 @@ async fn until<T>(
             return Ok(result);
         }
     }
+}
+
+/// Another one who waits for a request may be told that the device is gone, and nobody else after it.
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + LOOK_AGAIN)
 }
 
 /// Registers a channel, which the registration keeps open. (Its newer, unsafe form asks for just that,
@@ -87,7 +94,8 @@ impl Resolving {
     ///
     /// Cancel safe: the step goes on when it is awaited again.
     pub async fn ready(&mut self) -> Result<Resolved> {
-        until(self.channel(), Some(self.deadline()), || self.advance()).await
+        let deadline = self.deadline();
+        until(self.channel(), || Some(deadline), || self.advance()).await
     }
 }
 
@@ -102,7 +110,8 @@ impl Connecting {
     ///
     /// Cancel safe: the step goes on when it is awaited again.
     pub async fn ready(&mut self, qp: &mut QueuePair) -> Result<Connection> {
-        until(self.channel(), Some(self.deadline()), || self.advance(qp)).await
+        let deadline = self.deadline();
+        until(self.channel(), || Some(deadline), || self.advance(qp)).await
     }
 }
 
@@ -117,7 +126,8 @@ impl LookingUp {
     ///
     /// Cancel safe: the step goes on when it is awaited again.
     pub async fn ready(&mut self) -> Result<Service> {
-        until(self.channel(), Some(self.deadline()), || self.advance()).await
+        let deadline = self.deadline();
+        until(self.channel(), || Some(deadline), || self.advance()).await
     }
 }
 
@@ -132,7 +142,8 @@ impl Joining {
     ///
     /// Cancel safe: the step goes on when it is awaited again.
     pub async fn ready(&mut self) -> Result<Membership> {
-        until(self.channel(), Some(self.deadline()), || self.advance()).await
+        let deadline = self.deadline();
+        until(self.channel(), || Some(deadline), || self.advance()).await
     }
 }
 
@@ -147,7 +158,7 @@ impl Listener {
     ///
     /// Cancel safe: a request that was not returned is returned to the next one who waits.
     pub async fn next_request(&self) -> Result<Request> {
-        until(self.channel(), None, || self.try_accept()).await
+        until(self.channel(), soon, || self.try_accept()).await
     }
 }
 
@@ -163,7 +174,7 @@ impl ServiceListener {
     ///
     /// Cancel safe: a look-up that was not returned is returned to the next one who waits.
     pub async fn next_request(&self) -> Result<ServiceRequest> {
-        until(self.channel(), None, || self.try_request()).await
+        until(self.channel(), soon, || self.try_request()).await
     }
 }
 
@@ -178,6 +189,6 @@ impl Connection {
     ///
     /// Cancel safe: an event that was not returned is returned to the next one who waits.
     pub async fn next_event(&self) -> Result<ConnectionEvent> {
-        until(self.channel(), None, || self.try_event()).await
+        until(self.channel(), || None, || self.try_event()).await
     }
 }

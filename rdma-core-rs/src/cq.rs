@@ -140,7 +140,8 @@ impl CompletionQueue {
     /// beginning of `room`. Never sleeps.
     ///
     /// Providers write only what is valid of a completion, so what lay in `room` shows through in the
-    /// rest, which [`WorkCompletion`] does not give out. Keep one array and use it again and again.
+    /// rest: the methods of [`Success`](crate::Success) say for which requests they mean something. Keep
+    /// one array and use it again and again.
     ///
     /// # Errors
     /// - [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost.
@@ -273,9 +274,10 @@ unsafe fn capacity(cq: NonNull<sys::ibv_cq>) -> u32 {
 
 #[cold]
 fn poll_error(ret: i32) -> Error {
-    // The man page promises only "negative"; providers return -1 or -errno, few set errno.
+    // The man page promises only "negative"; providers return -1, -2 (CQ_POLL_ERR of mlx4 and mlx5) or
+    // -errno, few set errno.
     let source = match ret {
-        -1 => io::Error::from_raw_os_error(libc::EIO),
+        -1 | -2 => io::Error::from_raw_os_error(libc::EIO),
         _ => io::Error::from_raw_os_error(-ret),
     };
     Error::Call {
@@ -322,6 +324,7 @@ mod tests {
     #[test]
     fn poll_error_has_an_errno_whatever_the_provider_returns() {
         assert_eq!(poll_error(-1).errno(), Some(libc::EIO));
+        assert_eq!(poll_error(-2).errno(), Some(libc::EIO));
         assert_eq!(poll_error(-libc::EINVAL).errno(), Some(libc::EINVAL));
     }
 }

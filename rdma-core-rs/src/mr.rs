@@ -186,7 +186,14 @@ fn parse_memlock_limit(limits: &str) -> Option<u64> {
 fn exceeds_memlock(asked: u64, limit: u64) -> bool {
     let asked = asked.saturating_add(2 * page_size() as u64);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    !has_cap_ipc_lock(&status) && pinned(&status).saturating_add(asked) > limit
+    let exempt = has_cap_ipc_lock(&status) && is_initial_user_namespace();
+    !exempt && pinned(&status).saturating_add(asked) > limit
+}
+
+/// Capabilities in another user namespace, as a container's root has them, lift no limit.
+fn is_initial_user_namespace() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// The bytes that the process has pinned, which the kernel counts against the limit.

@@ -212,12 +212,15 @@ impl Success<'_> {
 
 impl fmt::Debug for Success<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Success")
+        let mut fields = f.debug_struct("Success");
+        fields
             .field("wr_id", &self.wc.wr_id)
             .field("opcode", &self.opcode())
-            .field("byte_len", &self.byte_len())
-            .field("qp_num", &self.wc.qp_num)
-            .finish_non_exhaustive()
+            .field("qp_num", &self.wc.qp_num);
+        if !matches!(self.opcode(), WcOpcode::Send | WcOpcode::RdmaWrite) {
+            fields.field("byte_len", &self.byte_len());
+        }
+        fields.finish_non_exhaustive()
     }
 }
 

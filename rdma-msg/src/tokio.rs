@@ -30,7 +30,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -164,9 +164,14 @@ pub async fn accept(listener: &Listener) -> Result<Incoming, OpenError> {
         if let Some(incoming) = listener.try_accept()? {
             return Ok(incoming);
         }
-        fd.readable().await?.clear_ready();
+        // Another one who waits may be told that the device is gone, and nobody else after it.
+        if let Ok(ready) = tokio::time::timeout(LOOK_AGAIN, fd.readable()).await {
+            ready?.clear_ready();
+        }
     }
 }
+
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Accepts a request on a worker of its own, which is driven, and waits until the peer has confirmed.
 ///

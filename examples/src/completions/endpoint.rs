@@ -70,7 +70,7 @@ fn by_polling(
     deadline: Instant,
 ) -> Result<Result<Completion, OpError>> {
     while Instant::now() < deadline {
-        worker.poll(); // one step: completions first, then the connection's news
+        worker.poll(); // completions, and once in a while the connection's news
         if let Some(result) = operation.try_result() {
             return Ok(result);
         }

@@ -63,7 +63,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Cm`]; the listener goes on.
+    /// [`OpenError::Cm`]. The listener goes on, unless it is
+    /// [`CmError::DeviceRemoved`](rdma_cm::CmError::DeviceRemoved): then no request will ever come, and
+    /// every further call says the same at once.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&self) -> Result<Incoming, OpenError> {
         Ok(self.incoming(self.listener.accept(None)?))

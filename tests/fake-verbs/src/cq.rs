@@ -430,7 +430,8 @@ pub(crate) unsafe extern "C" fn poll_cq(
 }
 
 /// Writes the fields that are valid, and of a failed completion, if `all`, the others too. What is not written
-/// stays as it was, so Miri sees who reads it without having put something there.
+/// stays as it was: stale values show in a room that is used again, and Miri sees a read in one that was not
+/// initialised.
 ///
 /// # Safety
 /// `to` must be writable.

@@ -640,12 +640,16 @@ impl Fabric {
     }
 }
 
-/// Waits, not for long, until no id is left: one may be on its way out in a thread of its own, which a loaded
-/// machine has not run yet.
+/// Waits, not for long, until no id is left if rdma_notify was called: one may be on its way out in a thread of its
+/// own, which a loaded machine has not run yet.
 fn settle() {
     let until = Instant::now() + Duration::from_secs(5);
     let leaves = || {
-        let left = lock().as_ref().map(left_behind).unwrap_or_default();
+        let guard = lock();
+        let Some(world) = guard.as_ref().filter(|world| world.cm.notified) else {
+            return false;
+        };
+        let left = left_behind(world);
         left.ids + left.event_channels > 0
     };
     while leaves() && Instant::now() < until && !std::thread::panicking() {

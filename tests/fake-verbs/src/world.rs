@@ -168,7 +168,7 @@ pub(crate) fn enter_acked<T>(
     enter_locked(guard.unwrap_or_else(PoisonError::into_inner).0, call, f)
 }
 
-const ACK_TIME: Duration = Duration::from_secs(1);
+const ACK_TIME: Duration = Duration::from_secs(5);
 
 fn enter_locked<T>(
     mut guard: MutexGuard<'_, Option<World>>,

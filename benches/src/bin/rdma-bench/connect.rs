@@ -38,7 +38,7 @@ pub(crate) fn client(spec: &Spec) -> Result<Figures> {
     })
 }
 
-/// As the floor does it, object by object; only that no receives are posted.
+/// As the floor does it, object by object; no receives are posted, and no private data is sent.
 fn with_cm(spec: &Spec) -> Result<Phases> {
     let peer = spec.peer.ok_or("a client needs --peer ADDRESS")?;
     let (sends, receives) = (spec.depth + 2, spec.receive_depth());

@@ -265,6 +265,7 @@ impl World {
         match (event, state) {
             (event, _) if event != ibv_event_type::IBV_EVENT_COMM_EST as u32 => Err(libc::EINVAL),
             (_, State::Responded) => {
+                self.cm.notified = true;
                 self.established(id.addr());
                 Ok(())
             }

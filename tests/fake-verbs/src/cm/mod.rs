@@ -35,6 +35,8 @@ pub(crate) struct Cm {
     pub(crate) held: VecDeque<Pending>,
     /// Kinds of events to lose, each with how often.
     pub(crate) to_drop: Vec<(u32, usize)>,
+    /// rdma_notify was called: destroying such an id can take long, so rdma-cm may do it in a thread of its own.
+    pub(crate) notified: bool,
     /// How many of the next handshakes lose their last message.
     pub(crate) lose_establish: usize,
     /// Ports whose listeners never see a request.
