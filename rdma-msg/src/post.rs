@@ -182,16 +182,17 @@ impl Poster<'_> {
             return Err(PostErrorKind::NoBuffer);
         };
         self.check_domain(buf)?;
-        let sges = [buf.slice().sge()];
+        let sge = buf.slice().sge();
+        let sges = used(&sge);
         let what = Begin {
             kind: OpKind::Receive,
             claim,
-            len: sges[0].len(),
+            len: sge.len(),
             signaled: true,
             rings: false,
         };
         let id = self.tracker.begin(self.lane, what, || mem::take(payload))?;
-        let mut wr = RecvWr::new(id.raw(), &sges);
+        let mut wr = RecvWr::new(id.raw(), sges);
         // SAFETY: as in `send`: the element was cut from a buffer of this domain that the tracker's
         // record owns until the completion or the queue pair's destruction (I1).
         match unsafe { self.qp.post_recv(&mut wr) } {

@@ -397,3 +397,25 @@ fn an_endpoint_whose_receive_is_refused_ends_without_another_poll() {
     assert!(!client.is_open());
     assert_eq!(*client.closed().unwrap(), Cause::QueuePairError);
 }
+
+#[test]
+fn a_receive_without_bytes_has_no_element() {
+    let _fabric = Fabric::new(); // which knows that some devices take no bytes for 2^31 of them
+    let config = WorkerConfig {
+        buf_size: 0,
+        ..WorkerConfig::default()
+    };
+    let listener = Listener::bind(any_port(2), &manual()).unwrap();
+    let worker = Worker::for_addr(any_port(2), &config).unwrap();
+    let (client, server) = thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            let incoming = listener.accept().unwrap();
+            incoming.accept_with(&worker).unwrap().wait().unwrap()
+        });
+        let connected = Endpoint::connect(listener.local_addr(), &small()).unwrap();
+        (connected, accepting.join().unwrap())
+    });
+    let received = server.post_recv(server.alloc(0).unwrap()).unwrap();
+    client.send_slice(b"").unwrap().wait().unwrap();
+    assert_eq!(received.wait().unwrap().byte_len, 0);
+}

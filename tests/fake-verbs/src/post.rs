@@ -70,9 +70,17 @@ impl World {
         }
     }
 
+    /// mlx4 takes a length of 0 for 2^31 bytes.
+    fn check_recv(&mut self, sges: &[Sge]) {
+        if sges.iter().any(|sge| sge.length == 0) {
+            self.violation("posted with an element of no bytes");
+        }
+        self.check_keys(sges);
+    }
+
     fn post_one_recv(&mut self, qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> Outcome<()> {
         let sges = read_sges(get!(wr, sg_list), get!(wr, num_sge))?;
-        self.check_keys(&sges);
+        self.check_recv(&sges);
         let record = self.qp(qp)?;
         if record.state == IBV_QPS_RESET || record.srq.is_some() {
             return Err(libc::EINVAL);
@@ -86,7 +94,7 @@ impl World {
 
     fn post_one_srq_recv(&mut self, srq: *mut ibv_srq, wr: *mut ibv_recv_wr) -> Outcome<()> {
         let sges = read_sges(get!(wr, sg_list), get!(wr, num_sge))?;
-        self.check_keys(&sges);
+        self.check_recv(&sges);
         self.srq(srq)?.rq.post(get!(wr, wr_id), sges)
     }
 

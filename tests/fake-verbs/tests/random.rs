@@ -50,7 +50,7 @@ fn settle(side: &Side, pending: &mut Pending) {
 fn post(random: &mut Random, side: &Side, peer: &Side, id: u64, pending: &mut Pending) {
     let (offset, len) = (random.below(200) as usize, random.below(40) as usize);
     if random.below(2) == 0 {
-        if side.post_recv(id, offset, len) == 0 {
+        if side.post_recv(id, offset, len.max(1)) == 0 {
             pending.insert(id, true);
         }
         return;
