@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rdma_core_rs::AsyncEvents;
+use rdma_core_rs::{AsyncEvents, Birth};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 #[cfg(not(miri))]
@@ -67,11 +67,15 @@ const FLAGS: epoll::EventFlags = if cfg!(miri) {
 
 const COMPLETIONS: u64 = u64::MAX;
 const KICK: u64 = u64::MAX - 1;
-const DEVICE: u64 = u64::MAX - 3;
-const ALARM: u64 = u64::MAX - 2;
+const DEVICE: u64 = u64::MAX - 2;
+const ALARM: u64 = u64::MAX - 3;
 
 /// See the [module's documentation](self).
+///
+/// A child of `fork` shares all of it with its parent, so nothing is changed there: its drops would take
+/// the parent's descriptors out of the set.
 pub(crate) struct Poller {
+    birth: Birth,
     epoll: OwnedFd,
     kick: OwnedFd,
     alarm: Alarm,
@@ -80,6 +84,7 @@ pub(crate) struct Poller {
 impl Poller {
     pub(crate) fn new() -> io::Result<Poller> {
         let poller = Poller {
+            birth: Birth::now(),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             alarm: Alarm::new()?,
@@ -103,9 +108,7 @@ impl Poller {
     }
 
     pub(crate) fn remove_device(&self, events: &AsyncEvents) {
-        if let Err(error) = epoll::delete(&self.epoll, events) {
-            log::debug!("epoll_ctl: {error}");
-        }
+        self.remove(events.as_fd());
     }
 
     fn add(&self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
@@ -115,6 +118,9 @@ impl Poller {
 
     /// Nobody hears of this descriptor any more.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        if !self.birth.is_here() {
+            return;
+        }
         if let Err(error) = epoll::delete(&self.epoll, fd) {
             log::warn!("epoll_ctl: {error}");
         }
@@ -148,16 +154,23 @@ impl Poller {
 
     /// Has [`Ready::Alarm`] reported from `at` on, in place of the time before.
     pub(crate) fn set_alarm(&self, at: Instant) {
-        self.alarm.set(at);
+        if self.birth.is_here() {
+            self.alarm.set(at);
+        }
     }
 
     /// Ends the report of the alarm.
     pub(crate) fn calm_alarm(&self) {
-        self.alarm.calm();
+        if self.birth.is_here() {
+            self.alarm.calm();
+        }
     }
 
     /// Ends the sleep of whoever waits, or the next one if nobody does.
     pub(crate) fn kick(&self) {
+        if !self.birth.is_here() {
+            return;
+        }
         match rustix::io::write(&self.kick, &1u64.to_ne_bytes()) {
             // Full: it is readable, which is all that matters.
             Ok(_) | Err(Errno::AGAIN) => {}
@@ -167,6 +180,9 @@ impl Poller {
 
     /// Takes the kicks back.
     pub(crate) fn calm(&self) {
+        if !self.birth.is_here() {
+            return;
+        }
         let mut count = [0; 8];
         match rustix::io::read(&self.kick, &mut count) {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}

@@ -404,7 +404,6 @@ pub(crate) struct Counters {
     pub(crate) polls: u64,
     pub(crate) empty_polls: u64,
     pub(crate) sleeps: u64,
-    pub(crate) wake_ups: u64,
     pub(crate) arms: u64,
     pub(crate) events: u64,
     pub(crate) kicks: u64,
@@ -655,6 +654,10 @@ impl State {
         self.wakers.push(Waker::noop().clone());
     }
 
+    pub(crate) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
     /// Has an endpoint looked at after the batch.
     pub(crate) fn mark(&mut self, index: u32) {
         if let Some(ep) = self.endpoints.get_mut(index as usize)
@@ -677,21 +680,18 @@ impl State {
         self.fail_all(&Cause::CompletionQueueError);
     }
 
-    /// Ends every endpoint.
+    /// Ends every endpoint that is not over. (Those that are would be looked at for ever, if polling went
+    /// on to fail.)
     pub(crate) fn fail_all(&mut self, cause: &Cause) {
-        for index in self.indices() {
-            self.endpoints[index as usize]
-                .bad_news
-                .get_or_insert_with(|| cause.clone());
-            self.mark(index);
+        for (index, ep) in &mut self.endpoints {
+            if ep.life.is_over() {
+                continue;
+            }
+            ep.bad_news.get_or_insert_with(|| cause.clone());
+            if !mem::replace(&mut ep.marked, true) {
+                self.attention.push(index as u32);
+            }
         }
-    }
-
-    fn indices(&self) -> Vec<u32> {
-        self.endpoints
-            .iter()
-            .map(|(index, _)| index as u32)
-            .collect()
     }
 
     /// As `tend`, by the loop that may have slept on the descriptor.
@@ -722,7 +722,7 @@ impl State {
         }
     }
 
-    /// Handles what a wait brought, completions first.
+    /// Handles what a wait brought: completions first, timers last.
     pub(crate) fn handle(&mut self, batch: &Batch) {
         self.untended = 0;
         for ready in batch.iter() {
@@ -731,9 +731,11 @@ impl State {
             }
         }
         self.poll();
+        let mut alarm = false;
         for ready in batch.iter() {
             match ready {
                 Ready::Completions => {}
+                Ready::Alarm => alarm = true,
                 Ready::Kick => {
                     self.counters.kicks += 1;
                     // A kick may be meant for the leader, who would go on sleeping without it.
@@ -744,9 +746,11 @@ impl State {
                     self.device_mail();
                 }
                 Ready::Device => self.device_news(),
-                Ready::Alarm => self.alarm_rang(),
                 Ready::Endpoint(index) => self.link_news(index),
             }
+        }
+        if alarm {
+            self.alarm_rang();
         }
         if !self.attention.is_empty() {
             self.attend();
@@ -853,7 +857,6 @@ impl State {
     }
 
     pub(crate) fn stop_leading(&mut self) {
-        self.counters.wake_ups += 1;
         self.has_leader = false;
     }
 

@@ -1,0 +1,51 @@
+//! A child of `fork` must leave its parent's endpoints alone. Alone in its binary, since it forks.
+#![allow(unsafe_code)] // forks
+#![allow(clippy::unwrap_used)] // a failure is the test's
+#![cfg(not(miri))] // Miri cannot fork
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{any_port, small};
+use fake_verbs::Fabric;
+use rdma_msg::{Endpoint, Listener, RecvError, Worker, WorkerConfig};
+
+#[test]
+fn a_child_that_drops_endpoints_does_not_make_its_parent_deaf() {
+    let _fabric = Fabric::new();
+    let listener = Listener::bind(any_port(2), &small()).unwrap();
+    let worker = Worker::for_addr(any_port(1), &WorkerConfig::default()).unwrap();
+    let (a, server) = connect(&worker, &listener);
+    let (b, _other) = connect(&worker, &listener);
+
+    // SAFETY: the test's only other threads are the harness's, which hold no lock we take.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child, should it not end by itself.
+        unsafe { libc::alarm(20) };
+        // While `b` is there, for polling fails in a child, and that is told to all that are left.
+        drop(a);
+        drop((b, worker));
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: `child` is our child and `status` a local.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+
+    // Only the connection manager tells it, through the descriptor that the child also had.
+    server.close(Duration::from_secs(1)).unwrap();
+    let heard = a.recv_deadline(Instant::now() + Duration::from_secs(10));
+    assert!(matches!(heard, Err(RecvError::Closed(_))), "{heard:?}");
+}
+
+fn connect(worker: &Worker, listener: &Listener) -> (Endpoint, Endpoint) {
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
+        let opening = Endpoint::connect_with(worker, listener.local_addr(), &small());
+        (opening.unwrap().wait().unwrap(), accepting.join().unwrap())
+    })
+}
