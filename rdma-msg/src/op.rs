@@ -212,6 +212,7 @@ impl Operation {
     ///
     /// If the result was handed out before.
     pub fn wait(mut self) -> Result<Completion, OpError> {
+        self.assert_not_taken();
         match wait::wait(&self.worker, &mut self.ticket, None) {
             Some(result) => result,
             None => unreachable!("a wait without a deadline does not time out"),
@@ -229,6 +230,7 @@ impl Operation {
     ///
     /// If the result was handed out before.
     pub fn wait_deadline(&mut self, deadline: Instant) -> Result<Completion, WaitError> {
+        self.assert_not_taken();
         match wait::wait(&self.worker, &mut self.ticket, Some(deadline)) {
             Some(result) => Ok(result?),
             None => Err(WaitError::TimedOut),
@@ -246,6 +248,15 @@ impl Operation {
     pub fn is_taken(&self) -> bool {
         self.ticket.0.is_none()
     }
+
+    /// Here, so that nothing panics under the worker's lock.
+    #[inline]
+    fn assert_not_taken(&self) {
+        assert!(
+            !self.is_taken(),
+            "the result of an operation can be had once"
+        );
+    }
 }
 
 impl Watch for Ticket {
@@ -258,8 +269,7 @@ impl Watch for Ticket {
 
     #[inline(always)] // the result is built where it goes
     fn check(&mut self, state: &mut State) -> Option<Self::Output> {
-        let id = self.0.expect("the result of an operation can be had once");
-        let finished = state.tracker.take(id)?;
+        let finished = state.tracker.take(self.0?)?;
         self.0 = None;
         Some(finish(finished))
     }
@@ -280,6 +290,7 @@ impl Future for Operation {
     type Output = Result<Completion, OpError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.assert_not_taken();
         let Operation { worker, ticket, .. } = &mut *self;
         wait::poll(worker, ticket, 0, cx)
     }

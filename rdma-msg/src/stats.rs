@@ -153,7 +153,7 @@ pub struct WorkerStats {
     pub arms: u64,
     /// Completion events fetched.
     pub events: u64,
-    /// Sleeps that another thread ended.
+    /// Times a kick was seen: another thread ends a sleep with it, or has something for this worker.
     pub kicks: u64,
     /// Buffers that had to be given up, since the device refused to destroy a queue pair that may
     /// still use them.

@@ -157,7 +157,7 @@ pub(crate) struct Tally {
     pub(crate) bytes_out: u64,
     pub(crate) bytes_in: u64,
     pub(crate) queue_full: u64,
-    /// Calls of ibv_post_send.
+    /// Calls of ibv_post_send, those that were refused included.
     pub(crate) doorbells: u64,
 }
 
@@ -623,7 +623,8 @@ impl<B: Default> Tracker<B> {
                 remove(&mut self.slots, flushed, id.slot());
                 Some(self.free_slot(id.slot()))
             }
-            State::Free | State::Done(_) => Some(self.free_slot(id.slot())),
+            State::Done(_) => Some(self.free_slot(id.slot())),
+            State::Free => None,
         };
         Forgotten { buf, waker }
     }

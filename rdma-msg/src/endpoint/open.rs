@@ -290,9 +290,12 @@ impl Opening {
         first: impl FnOnce(&mut State, u32) -> Result<(), OpenError>,
     ) -> Result<Opening, OpenError> {
         let slot_size = worker.inner.pool().slot_size();
+        // What they hold is dropped here if the worker takes no endpoint, not under its lock.
+        let (mut link, mut first) = (link, Some(first));
         let inserted = worker.inner.with(|state| {
-            let index = state.insert(config, link, slot_size)?;
-            Ok::<_, OpenError>((index, first(state, index)))
+            let index = state.insert(config, &mut link, slot_size)?;
+            let first = first.take().map_or(Ok(()), |first| first(state, index));
+            Ok::<_, OpenError>((index, first))
         });
         let (index, first) = inserted?;
         // From here on its drop cleans up.

@@ -122,11 +122,12 @@ const FLUSH_TIME: Duration = Duration::from_millis(500);
 
 /// Making endpoints.
 impl State {
-    /// Takes an endpoint in, with room for all it may have in flight.
+    /// Takes an endpoint in, with room for all it may have in flight. The link stays where it is unless it
+    /// is taken in, so that it is not dropped under the lock.
     pub(crate) fn insert(
         &mut self,
         config: &EndpointConfig,
-        link: Link,
+        link: &mut Link,
         slot_size: usize,
     ) -> Result<u32, OpenError> {
         config.check()?;
@@ -171,7 +172,7 @@ impl State {
         };
         self.endpoints.insert(Ep {
             qp: None,
-            link,
+            link: mem::replace(link, Link::None),
             life: lifecycle::State::Opening,
             lane: Some(lane),
             rules: Rules {
@@ -542,9 +543,14 @@ impl State {
         if ep.qp_failed && matches!(cause, Cause::Disconnected | Cause::ClosedLocally) {
             cause = Cause::QueuePairError;
         }
-        if let Some(lane) = ep.lane {
-            ep.cause = Some(self.tracker.set_cause(lane, || cause, &mut self.wakers));
+        let Some(lane) = ep.lane else { return };
+        if self.tracker.cause(lane).is_none() {
+            // Who waits for no operation, but for the cause.
+            self.news = true;
+            ep.posters.wake_all(&mut self.wakers);
+            ep.watchers.wake_all(&mut self.wakers);
         }
+        ep.cause = Some(self.tracker.set_cause(lane, || cause, &mut self.wakers));
     }
 
     pub(crate) fn timer_ran_out(&mut self, index: u32, now: Instant) {
