@@ -84,9 +84,9 @@ impl Listener {
     /// # Errors
     ///
     /// [`CmError::DeviceRemoved`] when the device of a listener on one device is gone: it will never
-    /// get a request again, and every further call says the same. [`CmError::Call`] and [`CmError::NoConnectionManager`] if the request
-    /// could not be given a channel of its own (too many open files): that request is rejected, and
-    /// the listener goes on.
+    /// get a request again, and every further call says the same. [`CmError::Call`] and
+    /// [`CmError::NoConnectionManager`] if the request could not be given a channel of its own (too many
+    /// open files): that request is rejected, and the listener goes on.
     pub fn try_accept(&self) -> Result<Option<Request>> {
         self.listening
             .try_next(|event| Request::new(event, &self.options))

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, any_port, filled, manual};
+use common::{LIMIT, all_rights, any_port, connect_on, filled, manual, one_of_each};
 use fake_verbs::{Delivery, Fabric, QpInfo};
 use rdma_msg::{
-    Access, Cause, Endpoint, Listener, OpError, OpKind, OpenError, Operation, Outcome, Readiness,
+    Cause, Endpoint, Listener, OpError, OpKind, OpenError, Operation, Outcome, Readiness,
     RemoteRegion, WaitError, WcStatus, Worker, WorkerConfig,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,31 +39,16 @@ fn worker() -> Worker {
 
 /// An endpoint on a worker of device 0, and its peer on device 1.
 fn connect(worker: &Worker) -> (Endpoint, Endpoint) {
-    let listener = Listener::bind(any_port(2), &manual()).unwrap();
-    thread::scope(|scope| {
-        let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
-        let client = Endpoint::connect_with(worker, listener.local_addr(), &manual());
-        (client.unwrap().wait().unwrap(), accepting.join().unwrap())
-    })
+    connect_on(worker, &manual())
 }
 
-/// Posts one operation of each kind, which all stay in flight.
-fn one_of_each(fabric: &Fabric, endpoint: &Endpoint, peer: &Endpoint) -> Vec<Operation> {
+/// One operation of each kind, which all stay in flight.
+fn stuck(fabric: &Fabric, endpoint: &Endpoint, peer: &Endpoint) -> Vec<Operation> {
     fabric.set_delivery(Delivery::Manual);
-    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    let remote = peer.expose(64, rights).unwrap().descriptor();
-    let word = remote.slice(0..8).unwrap();
-    let buf = || filled(endpoint, &[7; 32]);
-    vec![
-        endpoint.send(buf()).unwrap(),
-        endpoint.send_imm(buf(), 1).unwrap(),
-        endpoint.write(buf(), remote).unwrap(),
-        endpoint.write_imm(buf(), remote, 2).unwrap(),
-        endpoint.read(buf(), remote).unwrap(),
-        endpoint.compare_swap(word, 1, 2).unwrap(),
-        endpoint.fetch_add(word, 1).unwrap(),
-        endpoint.post_recv(buf()).unwrap(),
-    ]
+    one_of_each(
+        endpoint,
+        peer.expose(64, all_rights()).unwrap().descriptor(),
+    )
 }
 
 fn error(mut operation: Operation) -> OpError {
@@ -134,7 +119,7 @@ fn an_event_of_a_queue_pair_ends_its_endpoint_alone() {
         let (worker, other) = (worker(), worker());
         let (broken, peer) = connect(&worker);
         let healthy = [connect(&worker), connect(&other)];
-        let operations = one_of_each(&fabric, &broken, &peer);
+        let operations = stuck(&fabric, &broken, &peer);
 
         fabric.inject_qp_event(broken.qp_num(), event);
 
@@ -194,7 +179,7 @@ fn a_failed_completion_queue_ends_all_endpoints_of_its_worker() {
     let (worker, other) = (worker(), worker());
     let pairs = [connect(&worker), connect(&worker)];
     let healthy = connect(&other);
-    let in_flight = pairs.each_ref().map(|(a, b)| one_of_each(&fabric, a, b));
+    let in_flight = pairs.each_ref().map(|(a, b)| stuck(&fabric, a, b));
     let cq = qp(&fabric, &pairs[0].0).send_cq;
     // No completion comes any more.
     fabric.hold_completions();
@@ -222,7 +207,7 @@ fn a_failed_device_ends_all_endpoints_of_all_its_workers() {
     let fabric = Fabric::new();
     let workers = [worker(), worker()];
     let pairs = workers.each_ref().map(connect);
-    let in_flight = pairs.each_ref().map(|(a, b)| one_of_each(&fabric, a, b));
+    let in_flight = pairs.each_ref().map(|(a, b)| stuck(&fabric, a, b));
 
     fabric.inject_port_event(0, 1, DEVICE_FATAL);
 
@@ -256,7 +241,7 @@ fn a_worker_that_is_not_concerned_passes_the_event_on() {
     let (concerned, other) = (worker(), worker());
     let (broken, peer) = connect(&concerned);
     let (healthy, healthys_peer) = connect(&other);
-    let operations = one_of_each(&fabric, &broken, &peer);
+    let operations = stuck(&fabric, &broken, &peer);
     while concerned.prepare_wait() == Readiness::Ready {
         concerned.poll();
     }
@@ -375,7 +360,7 @@ fn a_loop_of_the_programs_own_is_woken() {
     let fabric = Fabric::new();
     let worker = worker();
     let (endpoint, peer) = connect(&worker);
-    let operations = one_of_each(&fabric, &endpoint, &peer);
+    let operations = stuck(&fabric, &endpoint, &peer);
     thread::scope(|scope| {
         scope.spawn(|| fabric.inject_qp_event(endpoint.qp_num(), QP_FATAL));
         while endpoint.is_open() {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, any_port, filled, manual, pair, pair_with, small};
+use common::{LIMIT, all_rights, any_port, filled, manual, one_of_each, pair, pair_with, small};
 use fake_verbs::{Completion, Config, Delivery, Fabric};
 use rdma_msg::{
     Access, Cause, CloseError, CmError, Endpoint, EndpointConfig, Listener, OpError, OpKind,
@@ -23,26 +23,6 @@ const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
 const TIMEWAIT_EXIT: u32 = 15;
 const WR_FLUSH_ERR: u32 = 5;
-
-/// Posts one operation of each kind towards `remote`, and a receive.
-fn one_of_each(endpoint: &Endpoint, remote: RemoteRegion) -> Vec<Operation> {
-    let word = remote.slice(0..8).unwrap();
-    let buf = || filled(endpoint, &[7; 32]);
-    vec![
-        endpoint.send(buf()).unwrap(),
-        endpoint.send_imm(buf(), 1).unwrap(),
-        endpoint.write(buf(), remote).unwrap(),
-        endpoint.write_imm(buf(), remote, 2).unwrap(),
-        endpoint.read(buf(), remote).unwrap(),
-        endpoint.compare_swap(word, 1, 2).unwrap(),
-        endpoint.fetch_add(word, 1).unwrap(),
-        endpoint.post_recv(buf()).unwrap(),
-    ]
-}
-
-fn all_rights() -> Access {
-    Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC
-}
 
 fn error(operation: Operation) -> OpError {
     operation.wait().unwrap_err()

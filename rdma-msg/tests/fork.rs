@@ -5,20 +5,18 @@
 
 mod common;
 
-use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{any_port, small};
+use common::{any_port, connect_on, small};
 use fake_verbs::Fabric;
-use rdma_msg::{Endpoint, Listener, RecvError, Worker, WorkerConfig};
+use rdma_msg::{RecvError, Worker, WorkerConfig};
 
 #[test]
 fn a_child_that_drops_endpoints_does_not_make_its_parent_deaf() {
     let _fabric = Fabric::new();
-    let listener = Listener::bind(any_port(2), &small()).unwrap();
     let worker = Worker::for_addr(any_port(1), &WorkerConfig::default()).unwrap();
-    let (a, server) = connect(&worker, &listener);
-    let (b, _other) = connect(&worker, &listener);
+    let (a, server) = connect_on(&worker, &small());
+    let (b, _other) = connect_on(&worker, &small());
 
     // SAFETY: the test's only other threads are the harness's, which hold no lock we take.
     let child = unsafe { libc::fork() };
@@ -40,12 +38,4 @@ fn a_child_that_drops_endpoints_does_not_make_its_parent_deaf() {
     server.close(Duration::from_secs(1)).unwrap();
     let heard = a.recv_deadline(Instant::now() + Duration::from_secs(10));
     assert!(matches!(heard, Err(RecvError::Closed(_))), "{heard:?}");
-}
-
-fn connect(worker: &Worker, listener: &Listener) -> (Endpoint, Endpoint) {
-    thread::scope(|scope| {
-        let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
-        let opening = Endpoint::connect_with(worker, listener.local_addr(), &small());
-        (opening.unwrap().wait().unwrap(), accepting.join().unwrap())
-    })
 }

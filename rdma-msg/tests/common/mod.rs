@@ -9,7 +9,10 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use rdma_msg::{Buf, Endpoint, EndpointConfig, Listener, Receive, Wait, Worker, WorkerConfig};
+use rdma_msg::{
+    Access, Buf, Endpoint, EndpointConfig, Listener, Operation, Receive, RemoteRegion, Wait,
+    Worker, WorkerConfig,
+};
 
 /// A time that is long enough for everything, and ends a test that hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
@@ -82,4 +85,34 @@ pub(crate) fn filled(endpoint: &Endpoint, bytes: &[u8]) -> Buf {
     let mut buf = endpoint.alloc(0).unwrap();
     buf.fill_from(bytes);
     buf
+}
+
+/// An endpoint on this worker, and its peer on device 2 with a worker of its own.
+pub(crate) fn connect_on(worker: &Worker, config: &EndpointConfig) -> (Endpoint, Endpoint) {
+    let listener = Listener::bind(any_port(2), config).unwrap();
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap().accept().unwrap());
+        let opening = Endpoint::connect_with(worker, listener.local_addr(), config).unwrap();
+        (opening.wait().unwrap(), accepting.join().unwrap())
+    })
+}
+
+pub(crate) fn all_rights() -> Access {
+    Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC
+}
+
+/// Posts one operation of each kind towards `remote`, and a receive.
+pub(crate) fn one_of_each(endpoint: &Endpoint, remote: RemoteRegion) -> Vec<Operation> {
+    let word = remote.slice(0..8).unwrap();
+    let buf = || filled(endpoint, &[7; 32]);
+    vec![
+        endpoint.send(buf()).unwrap(),
+        endpoint.send_imm(buf(), 1).unwrap(),
+        endpoint.write(buf(), remote).unwrap(),
+        endpoint.write_imm(buf(), remote, 2).unwrap(),
+        endpoint.read(buf(), remote).unwrap(),
+        endpoint.compare_swap(word, 1, 2).unwrap(),
+        endpoint.fetch_add(word, 1).unwrap(),
+        endpoint.post_recv(buf()).unwrap(),
+    ]
 }
