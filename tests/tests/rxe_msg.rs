@@ -579,9 +579,10 @@ fn a_wake_up_costs_three_system_calls() {
         sleeps >= 50,
         "only {sleeps} sleeps: it does not wait by events"
     );
-    // Arming without a sleep is a completion that came in between.
+    // Arming without a sleep is a completion that came in between, and the first event may answer
+    // to an arm from before the counting.
     assert!(
-        events <= arms && arms <= sleeps + sleeps / 10 + 2,
+        events <= arms + 1 && arms <= sleeps + sleeps / 10 + 2,
         "{arms} arms and {events} events in {sleeps} sleeps"
     );
     // And the provider's doorbell for each send.
