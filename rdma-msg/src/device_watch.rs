@@ -254,12 +254,6 @@ impl State {
         }
     }
 
-    /// Ends all endpoints; the worker takes no more.
-    fn fail_for_good(&mut self, cause: Cause) {
-        self.fail_all(&cause);
-        self.failed.get_or_insert(cause);
-    }
-
     /// Ends one endpoint, as a failed completion does. The cause is open as yet, for such a completion
     /// may still come.
     fn queue_pair_failed(&mut self, qp_num: u32) {

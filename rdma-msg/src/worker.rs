@@ -541,7 +541,7 @@ impl State {
             let count = match self.cq.poll(&mut self.batch) {
                 Ok(batch) => batch.len(),
                 Err(error) => {
-                    self.queue_failed(&error);
+                    self.queue_failed("polling it", &error);
                     0
                 }
             };
@@ -674,15 +674,19 @@ impl State {
         }
     }
 
+    /// Without its completion queue the worker is of no use: no outcome could be known.
     #[cold]
-    fn queue_failed(&mut self, error: &rdma_core_rs::Error) {
-        log::error!("polling the completion queue failed: {error}");
-        self.fail_all(&Cause::CompletionQueueError);
+    fn queue_failed(&mut self, what: &str, error: &rdma_core_rs::Error) {
+        if self.failed.is_none() {
+            log::error!("the completion queue failed: {what}: {error}");
+        }
+        self.fail_for_good(Cause::CompletionQueueError);
     }
 
-    /// Ends every endpoint that is not over. (Those that are would be looked at for ever, if polling went
-    /// on to fail.)
-    pub(crate) fn fail_all(&mut self, cause: &Cause) {
+    /// Ends every endpoint that is not over; the worker takes no more. (Those that are over would be
+    /// looked at for ever, if polling went on to fail.)
+    pub(crate) fn fail_for_good(&mut self, cause: Cause) {
+        let cause = self.failed.get_or_insert(cause).clone();
         for (index, ep) in &mut self.endpoints {
             if ep.life.is_over() {
                 continue;
@@ -766,10 +770,7 @@ impl State {
                 self.counters.events += 1;
             }
             Ok(None) => {}
-            Err(error) => {
-                log::error!("fetching a completion event failed: {error}");
-                self.fail_all(&Cause::CompletionQueueError);
-            }
+            Err(error) => self.queue_failed("fetching its event", &error),
         }
     }
 
@@ -779,10 +780,7 @@ impl State {
             self.counters.arms += 1;
             match self.cq.req_notify(false) {
                 Ok(()) => self.armed = true,
-                Err(error) => {
-                    log::error!("arming the completion queue failed: {error}");
-                    self.fail_all(&Cause::CompletionQueueError);
-                }
+                Err(error) => self.queue_failed("arming it", &error),
             }
         }
         self.poll() == 0 && self.attention.is_empty()

@@ -173,6 +173,15 @@ fn what_the_peer_does_about_the_end_is_not_its_cause() {
     assert_eq!(*client.closed().unwrap(), Cause::QueuePairError);
 }
 
+/// A worker whose completion queue failed is of no use any more.
+fn assert_refuses(worker: &Worker) {
+    let refused = Endpoint::connect_with(worker, any_port(2), &manual()).unwrap_err();
+    assert!(
+        matches!(&refused, OpenError::Ended(cause) if **cause == Cause::CompletionQueueError),
+        "{refused}"
+    );
+}
+
 #[test]
 fn a_failed_completion_queue_ends_all_endpoints_of_its_worker() {
     let fabric = Fabric::new();
@@ -190,16 +199,32 @@ fn a_failed_completion_queue_ends_all_endpoints_of_its_worker() {
         assert_ended(endpoint, operations, &Cause::CompletionQueueError);
     }
     fabric.release_completions();
-    // The worker is of no use any more.
-    let refused = Endpoint::connect_with(&worker, any_port(2), &manual()).unwrap_err();
-    assert!(
-        matches!(&refused, OpenError::Ended(cause) if **cause == Cause::CompletionQueueError),
-        "{refused}"
-    );
+    assert_refuses(&worker);
     assert_works(&fabric, &healthy.0, &healthy.1);
     drop((pairs, healthy));
     assert_nothing_left(&worker);
     assert_nothing_left(&other);
+}
+
+#[test]
+fn a_completion_queue_that_cannot_be_used_ends_its_worker() {
+    for call in ["ibv_poll_cq", "ibv_req_notify_cq", "ibv_get_cq_event"] {
+        let fabric = Fabric::new();
+        let worker = worker();
+        let (endpoint, peer) = connect(&worker);
+        let operations = stuck(&fabric, &endpoint, &peer);
+        fabric.hold_completions();
+        fabric.spurious_cq_event(qp(&fabric, &endpoint).send_cq);
+
+        fabric.fail_nth(call, 0, EIO);
+
+        assert_ended(&endpoint, operations, &Cause::CompletionQueueError);
+        assert_eq!(fabric.failed_calls(), [call]);
+        fabric.release_completions();
+        assert_refuses(&worker);
+        drop((endpoint, peer));
+        assert_nothing_left(&worker);
+    }
 }
 
 #[test]
