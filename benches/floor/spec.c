@@ -62,7 +62,7 @@ struct spec parse_spec(int argc, char **argv)
 {
 	struct spec spec = {
 		.port = "18515", .size = 64, .iters = 1000, .warmup = 100, .depth = 1, .batch = 1,
-		.signal = 1, .spin_us = 50, .samples = true, .limit_s = 60,
+		.signal = 1, .spin_us = 200, .samples = true, .limit_s = 60,
 	};
 	static const struct option OPTIONS[] = {
 		{"bind", 1, 0, 'b'}, {"peer", 1, 0, 'p'}, {"port", 1, 0, 'P'}, {"mode", 1, 0, 'm'}, {"op", 1, 0, 'o'},

@@ -116,8 +116,9 @@ pub struct Spec {
     /// Payloads up to this many bytes are sent inline.
     #[arg(long, default_value_t = 0)]
     pub inline: u32,
-    /// Microseconds of polling before a hybrid wait sleeps.
-    #[arg(long, default_value_t = 50)]
+    /// Microseconds of polling before a hybrid wait sleeps: a few round trips of an emulated machine. About
+    /// one, and a few instructions more or less would decide whether it sleeps each time or never.
+    #[arg(long, default_value_t = 200)]
     pub spin_us: u32,
     /// Do not take a time stamp around each operation.
     #[arg(long)]

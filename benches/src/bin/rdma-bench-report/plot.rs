@@ -1,6 +1,6 @@
 //! Latency and rate over size, ours and the others', as one SVG file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 
@@ -27,12 +27,21 @@ pub(crate) fn draw(file: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
     let canvas = SVGBackend::new(file, (1200, 520)).into_drawing_area();
     canvas.fill(&WHITE)?;
     let (left, right) = canvas.split_horizontally(600);
+    let programs: BTreeSet<&String> = latency.keys().chain(rate.keys()).collect();
+    let colors = programs.into_iter().zip(COLORS.into_iter().cycle());
+    let colors = colors.collect();
     panel(
         &left,
         "Round trip of a send, waiting by event (us)",
         &latency,
+        &colors,
     )?;
-    panel(&right, "Writes, 16 in flight (10^6 bytes a second)", &rate)?;
+    panel(
+        &right,
+        "Writes, 16 in flight (10^6 bytes a second)",
+        &rate,
+        &colors,
+    )?;
     canvas.present()?;
     Ok(())
 }
@@ -53,7 +62,12 @@ fn lines(rows: &[Row], wanted: fn(&Row) -> bool, value: fn(&Entry) -> Option<f64
     lines
 }
 
-fn panel(area: &Canvas<'_>, title: &str, lines: &Lines) -> Result<(), Box<dyn Error>> {
+fn panel(
+    area: &Canvas<'_>,
+    title: &str,
+    lines: &Lines,
+    colors: &BTreeMap<&String, RGBColor>,
+) -> Result<(), Box<dyn Error>> {
     let points = || lines.values().flatten();
     let Some((sizes, values)) = range(points().map(|p| p.0)).zip(range(points().map(|p| p.1)))
     else {
@@ -71,8 +85,8 @@ fn panel(area: &Canvas<'_>, title: &str, lines: &Lines) -> Result<(), Box<dyn Er
         .x_label_formatter(&|size| format!("{size:.0}"))
         .y_label_formatter(&|value| format!("{value:.0}"))
         .draw()?;
-    for (index, (who, line)) in lines.iter().enumerate() {
-        let color = COLORS[index % COLORS.len()];
+    for (who, line) in lines {
+        let color = colors[who];
         let width = if who == "ours" { 3 } else { 1 };
         chart
             .draw_series(
@@ -100,7 +114,7 @@ fn range(values: impl Iterator<Item = f64>) -> Option<std::ops::Range<f64>> {
     Some(low * 0.7..high * 1.4)
 }
 
-const COLORS: [RGBColor; 7] = [
+const COLORS: [RGBColor; 8] = [
     RGBColor(31, 119, 180),
     RGBColor(255, 127, 14),
     RGBColor(44, 160, 44),
@@ -108,4 +122,5 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(148, 103, 189),
     RGBColor(140, 86, 75),
     RGBColor(90, 90, 90),
+    RGBColor(23, 150, 160),
 ];
