@@ -502,7 +502,7 @@ fn d08_whatever_is_wrong_with_a_connect_it_ends_by_the_deadline() {
                 Endpoint::connect(addr, &config).unwrap_err()
             })
         });
-        assert!(took < deadline + Duration::from_secs(1), "{what}: {took:?}");
+        assert!(took < deadline + Duration::from_secs(2), "{what}: {took:?}");
         let text = support::chain(&error);
         assert!(text.contains(&addr.ip().to_string()), "{what}: {text}");
         eprintln!("{what}: {text} ({took:?})");
@@ -529,7 +529,7 @@ fn d08_many_connects_to_nobody_all_fail_in_time() {
                 let addr = "192.168.99.77:7471".parse().unwrap();
                 let (took, result) = timed(|| Endpoint::connect(addr, &config));
                 assert!(result.is_err());
-                assert!(took < deadline + Duration::from_secs(1), "{took:?}");
+                assert!(took < deadline + Duration::from_secs(2), "{took:?}");
             });
         }
     });
@@ -846,7 +846,7 @@ fn d11_a_peer_that_never_receives_costs_the_deadline_and_no_processor() {
     let (took, result) = timed(|| send.wait_deadline(Instant::now() + Duration::from_secs(3)));
     let used = cpu_time() - cpu;
     assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
-    assert!((3.0..4.0).contains(&took.as_secs_f64()), "{took:?}");
+    assert!((3.0..5.0).contains(&took.as_secs_f64()), "{took:?}");
     assert!(used < took / 5, "waiting used {used:?} of processor time");
 
     let (took, _) = timed(|| client.close(Duration::from_secs(1)));
@@ -953,7 +953,7 @@ fn d13_no_round_of_an_event_driven_ping_pong_sleeps_over_its_completion() {
         let pong = client.recv_deadline(Instant::now() + SOON).unwrap();
         assert!(pong.is_some(), "round {round}: no answer");
         let took = start.elapsed();
-        assert!(took < Duration::from_secs(1), "round {round} took {took:?}");
+        assert!(took < Duration::from_secs(2), "round {round} took {took:?}");
     }
     let _server = answering.join().unwrap();
 
@@ -962,7 +962,7 @@ fn d13_no_round_of_an_event_driven_ping_pong_sleeps_over_its_completion() {
     thread::sleep(Duration::from_millis(50));
     let (took, result) = timed(|| send.wait());
     result.unwrap();
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 /// Random pauses of up to 50 us, the same in every run: they move the wait around the completion.
@@ -1019,7 +1019,7 @@ fn d13_one_wake_up_hands_out_all_that_has_completed() {
             let posted = batch.post();
             assert_eq!(posted.operations.len(), count, "{:?}", posted.error);
             let (took, ()) = timed(|| taker.join().unwrap());
-            assert!(took < Duration::from_secs(1), "{count}: {took:?}");
+            assert!(took < Duration::from_secs(2), "{count}: {took:?}");
         });
     }
 }
@@ -1044,7 +1044,7 @@ fn d13_the_last_completion_of_a_burst_is_not_slept_over() {
                 send.wait_deadline(Instant::now() + SOON).unwrap();
             }
         });
-        assert!(took < Duration::from_secs(1), "burst {burst}: {took:?}");
+        assert!(took < Duration::from_secs(2), "burst {burst}: {took:?}");
     }
     drop(client);
     receiving.join().unwrap();
