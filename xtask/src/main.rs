@@ -126,7 +126,7 @@ struct TestArgs {
 
 #[derive(Args)]
 struct BenchArgs {
-    /// All sizes, depths, batches and ways of waiting: about an hour under emulation
+    /// All sizes, depths, batches and ways of waiting: about two hours under emulation
     #[arg(long, conflicts_with = "counts")]
     full: bool,
     /// Only the cases whose name contains this, as latency/send/64/event
