@@ -299,11 +299,11 @@ impl Drop for Inner {
         let ret = unsafe { sys::ibv_destroy_cq(self.cq.as_ptr()) };
         drop(gate);
         if let Err(error) = sys::check("ibv_destroy_cq", ret) {
-            log::error!("{error}; the completion queue is leaked");
             // Its events may still come: keep what they point to, and what they come from.
             mem::forget(self.events.clone());
             mem::forget(self.channel.clone());
             mem::forget(self.context.clone());
+            log::error!("{error}; the completion queue is leaked"); // last: a logger may panic
         }
     }
 }

@@ -138,8 +138,8 @@ impl Drop for MemoryWindow {
         // SAFETY: ours, and freed once; the region it may be bound to is dropped after it.
         let ret = unsafe { sys::ibv_dealloc_mw(self.mw.as_ptr()) };
         if let Err(error) = sys::check("ibv_dealloc_mw", ret) {
-            log::error!("{error}; the memory window is leaked");
             std::mem::forget(self.bound.take());
+            log::error!("{error}; the memory window is leaked"); // last: a logger may panic
         }
     }
 }

@@ -208,8 +208,8 @@ impl Drop for Inner {
         // SAFETY: we are the last owner, and every queue pair that uses it holds an owner.
         let ret = unsafe { sys::ibv_destroy_srq(self.srq.as_ptr()) };
         if let Err(error) = sys::check("ibv_destroy_srq", ret) {
-            log::error!("{error}; the shared receive queue is leaked");
             mem::forget(self.pd.clone());
+            log::error!("{error}; the shared receive queue is leaked"); // last: a logger may panic
         }
     }
 }

@@ -542,8 +542,8 @@ fn can_create(pd: &ProtectionDomain, config: &QpConfig, max_inline_data: u32) ->
     // SAFETY: just made, and known to nobody else.
     let ret = unsafe { sys::ibv_destroy_qp(qp.as_ptr()) };
     if let Err(error) = sys::check("ibv_destroy_qp", ret) {
-        log::error!("{error}; a queue pair made for a trial is leaked");
         mem::forget((pd.clone(), config.clone()));
+        log::error!("{error}; a queue pair made for a trial is leaked"); // last: a logger may panic
     }
     true
 }
@@ -554,11 +554,11 @@ impl Drop for QueuePair {
             return;
         }
         if let Err(error) = self.try_destroy() {
-            log::error!("{error}; queue pair {} is leaked", self.qp_num);
             mem::forget(self.pd.clone());
             mem::forget(self.send_cq.clone());
             mem::forget(self.recv_cq.clone());
             mem::forget(self.srq.clone());
+            log::error!("{error}; queue pair {} is leaked", self.qp_num); // last: a logger may panic
         }
     }
 }
