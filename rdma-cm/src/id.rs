@@ -180,6 +180,8 @@ pub struct CmId {
     notified: AtomicBool,
     /// The event that was fetched last, while it is not acknowledged.
     fetched: Option<Fetched>,
+    /// A group could not be left: librdmacm has freed it, and its events may point there.
+    lost_group: bool,
     /// After `raw`, which `Drop` destroys while the channel is still open.
     channel: Arc<EventChannel>,
 }
@@ -220,6 +222,7 @@ impl CmId {
             birth: Birth::now(),
             notified: AtomicBool::new(false),
             fetched: None,
+            lost_group: false,
             channel,
         })
     }
@@ -570,7 +573,9 @@ impl CmId {
     ///
     /// # Errors
     ///
-    /// [`CmError::Call`]: the id has not joined it.
+    /// [`CmError::Call`]: `EADDRNOTAVAIL` if the id has not joined it, and nothing has changed. After any
+    /// other errno the group is gone all the same, and no event of this id can be fetched any more
+    /// ([`CmError::DeviceRemoved`]).
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: SocketAddr) -> Result<()> {
         self.check_process()?;
@@ -579,11 +584,10 @@ impl CmId {
         // SAFETY: the id is alive and ours alone, so that no event of it is unacknowledged, for
         // which the call would wait; the address outlives the call.
         let ret = unsafe { sys::rdma_leave_multicast(self.raw.as_ptr(), addr.as_mut_ptr()) };
-        sys::check(ret).map_err(CmError::call(
-            "rdma_leave_multicast",
-            Step::LeaveMulticast,
-            Some(group),
-        ))
+        sys::check(ret).map_err(|error| {
+            self.lost_group |= error.raw_os_error() != Some(libc::EADDRNOTAVAIL);
+            CmError::call("rdma_leave_multicast", Step::LeaveMulticast, Some(group))(error)
+        })
     }
 
     // ----- what the id knows -----
@@ -674,15 +678,24 @@ impl CmId {
     /// # Errors
     ///
     /// [`CmError::Call`]: among others out of memory; the event then stays where it is.
+    /// [`CmError::DeviceRemoved`] after a group could not be left: see
+    /// [`leave_multicast`](Self::leave_multicast).
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_event(&mut self) -> Result<Option<CmEvent<'_>>> {
         self.check_process()?;
         drop(self.fetched.take()); // if it was forgotten
+        if self.lost_group {
+            return Err(CmError::DeviceRemoved {
+                step: Step::LeaveMulticast,
+                device: self.device_name().unwrap_or_else(|| "?".to_owned()),
+            });
+        }
         let mut raw = ptr::null_mut();
         sys::clear_errno();
         // SAFETY: the channel is open, and every id whose events arrive on it is alive: this one
         // is, and children of a listener report nothing before they are accepted, which is after
-        // they have moved to channels of their own.
+        // they have moved to channels of their own. So is every group with an event: leaving one takes
+        // its events away, unless it fails, and then we do not come here.
         let ret = unsafe { sys::rdma_get_cm_event(self.channel.as_raw().as_ptr(), &mut raw) };
         let errno = io::Error::last_os_error().raw_os_error();
         match (sys::check(ret), NonNull::new(raw)) {
@@ -1053,14 +1066,15 @@ impl Child {
         // child is unacknowledged: it reports none before it is accepted.
         let ret = unsafe { sys::rdma_migrate_id(self.0.as_ptr(), channel.as_raw().as_ptr()) };
         sys::check(ret).map_err(CmError::call("rdma_migrate_id", Step::Migrate, None))?;
-        let raw = self.0;
+        let Child(raw, birth) = self;
         mem::forget(self);
         Ok(CmId {
             raw,
             port_space,
-            birth: Birth::now(),
+            birth,
             notified: AtomicBool::new(false),
             fetched: None,
+            lost_group: false,
             channel,
         })
     }

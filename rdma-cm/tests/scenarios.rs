@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use fake::*;
 use fake_verbs::Fabric;
 use rdma_cm::{
-    CmError, ConnParam, ConnectionEvent, Connector, EventStatus, Join, ListenOptions, Listener,
-    Lookup, Negotiated, RejectReason, ServiceListener, SidrStatus, Step,
+    CmError, CmId, ConnParam, ConnectionEvent, Connector, EventStatus, Join, ListenOptions,
+    Listener, Lookup, Negotiated, PortSpace, RejectReason, ServiceListener, SidrStatus, Step,
 };
 use rdma_core_rs::QpState;
 use rdma_sys::rdma_cm_event_type as cm_event;
@@ -498,6 +498,24 @@ fn a_multicast_group_is_joined_and_left() {
     membership.address_handle(qp.pd()).unwrap();
     membership.detach(&mut qp).unwrap();
     assert!(matches!(joining.advance(), Err(CmError::Finished { .. })));
+}
+
+#[test]
+fn an_id_whose_group_could_not_be_left_fetches_no_event() {
+    let group = addr("239.1.2.3", 0);
+    for (errno, lost) in [(libc::ENXIO, true), (libc::EADDRNOTAVAIL, false)] {
+        let fabric = Fabric::new();
+        let mut id = CmId::new(PortSpace::Udp).unwrap();
+        id.bind(addr(CLIENT, 0)).unwrap();
+        id.join_multicast(group, false).unwrap();
+        fabric.fail_nth("rdma_leave_multicast", 0, errno);
+        assert_eq!(id.leave_multicast(group).unwrap_err().errno(), Some(errno));
+        match id.try_event() {
+            Err(CmError::DeviceRemoved { .. }) => assert!(lost),
+            Ok(Some(event)) => assert!(!lost, "{event:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]
