@@ -33,9 +33,12 @@ impl EventChannel {
     ///
     /// [`CmError::NoConnectionManager`] if there is no RDMA device, no `/dev/infiniband/rdma_cm`,
     /// or no permission to open it; [`CmError::Call`] for everything else, such as too many open
-    /// files.
+    /// files; [`CmError::Forked`] in a child of a process that has used this crate.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new() -> Result<Self> {
+        if !sys::is_usable() {
+            return Err(CmError::Forked);
+        }
         // SAFETY: the function takes nothing and may be called at any time from any thread.
         let raw = unsafe { sys::rdma_create_event_channel() };
         let raw = NonNull::new(raw).ok_or_else(|| cannot_open(io::Error::last_os_error()))?;

@@ -268,11 +268,12 @@ pub enum CmError {
         source: io::Error,
     },
 
-    /// The id was made before a `fork`, and this is the child.
+    /// The id was made, or the connection manager first used, before a `fork`, and this is the child.
     ///
-    /// The child shares the descriptor with its parent, so a call made here would act on the parent's
-    /// id. Fork before anything of RDMA is used, or `exec` in the child.
-    #[error("the id was made before a fork and cannot be used in the child")]
+    /// The child shares the id's descriptor, and the devices that librdmacm has opened, with its parent,
+    /// so a call made here would act on the parent's. Fork before anything of RDMA is used, or `exec` in
+    /// the child.
+    #[error("the connection manager was used before a fork and cannot be used in the child")]
     Forked,
 
     /// The step was over already: it had handed out its result, or failed.

@@ -656,8 +656,9 @@ impl CmId {
     /// # Errors
     ///
     /// [`CmError::DeviceRemoved`] if the id has no device or its device is gone, [`CmError::Call`]
-    /// if the devices cannot be listed.
+    /// if the devices cannot be listed, [`CmError::Forked`] in a child of the process that made the id.
     pub fn context(&self) -> Result<Context> {
+        self.check_process()?;
         let verbs = self.verbs().ok_or_else(|| CmError::DeviceRemoved {
             step: Step::Device,
             device: "?".to_owned(),

@@ -47,6 +47,9 @@ impl DeviceLease {
     }
 
     fn new() -> Result<Self> {
+        if !sys::is_usable() {
+            return Err(CmError::Forked);
+        }
         let mut len = 0;
         // SAFETY: `len` is an int that the function sets; it may be called from any thread.
         let list = unsafe { sys::rdma_get_devices(&mut len) };

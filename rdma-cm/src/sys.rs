@@ -8,7 +8,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_int;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+use rdma_core_rs::Birth;
 
 pub(crate) use rdma_sys::{
     RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, ibv_access_flags, ibv_ah_attr, ibv_context,
@@ -37,6 +40,14 @@ pub(crate) fn check(ret: c_int) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Whether librdmacm may be used: not in a child of the process that used it first. It keeps the devices
+/// that it has opened, so an id made in the child would share an open device, and its asynchronous
+/// events, which hold addresses of the one process, with the parent.
+pub(crate) fn is_usable() -> bool {
+    static FIRST_USE: OnceLock<Birth> = OnceLock::new();
+    FIRST_USE.get_or_init(Birth::now).is_here()
 }
 
 /// Sets `errno` to 0, so that what stands there later comes from the calls between.

@@ -28,7 +28,8 @@ fn child_is_refused_and_ends_no_connection() {
     let mut server = queue_pair(&request.context());
     let passive = request.accept(&mut server, &ConnParam::default()).unwrap();
     let active = connecting.wait(&mut client).unwrap();
-    let id = CmId::new(PortSpace::Tcp).unwrap();
+    let mut id = CmId::new(PortSpace::Tcp).unwrap();
+    id.bind("10.9.0.1:0".parse().unwrap()).unwrap();
     let destroyed = fabric.count_of("rdma_destroy_id");
 
     // SAFETY: the test's only other threads are the harness's, which hold no lock we take.
@@ -36,7 +37,12 @@ fn child_is_refused_and_ends_no_connection() {
     if child == 0 {
         let refused = matches!(active.disconnect(), Err(CmError::Forked))
             && matches!(passive.try_event(), Err(CmError::Forked))
-            && matches!(listener.try_accept(), Err(CmError::Forked));
+            && matches!(listener.try_accept(), Err(CmError::Forked))
+            && matches!(id.context(), Err(CmError::Forked))
+            // librdmacm would give them the parent's open device.
+            && matches!(CmId::new(PortSpace::Tcp), Err(CmError::Forked))
+            && matches!(rdma_cm::context_for(there), Err(CmError::Forked))
+            && matches!(rdma_cm::device_addresses(), Err(CmError::Forked));
         drop((active, passive, listener, id));
         let untouched = fabric.count_of("rdma_destroy_id") == destroyed;
         // SAFETY: ends the child without running what belongs to the parent.

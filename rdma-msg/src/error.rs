@@ -419,6 +419,10 @@ pub enum PostErrorKind {
     /// The pool has no free buffer, or none could be registered.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// This is a child of the process that made the worker. Posted here, a request could reach the parent's
+    /// device, which would use the parent's memory.
+    #[error("the worker was made before a fork and cannot be used in the child")]
+    Forked,
     /// The device refused the request although the rules above allowed it.
     #[error("the device refused the request: {0}")]
     Verbs(#[source] rdma_core_rs::PostError),

@@ -95,6 +95,12 @@ impl Poller {
         Ok(poller)
     }
 
+    /// Whether this is still the process that made it.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.birth.is_here()
+    }
+
     pub(crate) fn add_completions(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.add(fd, COMPLETIONS)
     }

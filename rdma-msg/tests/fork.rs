@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{any_port, connect_on, small};
 use fake_verbs::Fabric;
-use rdma_msg::{RecvError, Worker, WorkerConfig};
+use rdma_msg::{PostErrorKind, RecvError, Worker, WorkerConfig};
 
 #[test]
 fn a_child_that_drops_endpoints_does_not_make_its_parent_deaf() {
@@ -23,11 +23,14 @@ fn a_child_that_drops_endpoints_does_not_make_its_parent_deaf() {
     if child == 0 {
         // SAFETY: ends the child, should it not end by itself.
         unsafe { libc::alarm(20) };
+        // Its device is the parent's, which would take what it finds at these addresses there.
+        let refused = a.send_slice(b"to nobody").unwrap_err();
+        let refused = matches!(refused.kind, PostErrorKind::Forked);
         // While `b` is there, for polling fails in a child, and that is told to all that are left.
         drop(a);
         drop((b, worker));
         // SAFETY: ends the child without running what belongs to the parent.
-        unsafe { libc::_exit(0) };
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
     }
     let mut status = 0;
     // SAFETY: `child` is our child and `status` a local.

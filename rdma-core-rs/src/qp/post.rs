@@ -20,6 +20,8 @@ impl QueuePair {
     ///   neither freed nor written (for reads and atomics: nor referenced at all), and the address
     ///   handle is kept. Inline: until this call returns. An unsignaled request completes with the
     ///   next signaled one behind it.
+    /// - This is the process that made the queue pair, not its child by `fork`: there the addresses mean the
+    ///   parent's memory.
     ///
     /// # Errors
     /// [`PostError`]: `EINVAL` when the queue pair cannot send yet, an element or inline limit is
@@ -69,6 +71,7 @@ impl QueuePair {
     /// - Every element of `wr` lies in a live region of this queue pair's protection domain.
     /// - Until its completion was polled, or the queue pair destroyed with `Ok`, that memory is
     ///   neither freed nor referenced.
+    /// - This is the process that made the queue pair, as for [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// [`PostError`]: `EINVAL` when the queue pair is in the reset state, uses a shared receive

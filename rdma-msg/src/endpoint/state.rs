@@ -782,11 +782,9 @@ impl State {
         let destroyed = match ep.qp.take().map(QueuePair::destroy) {
             None | Some(Ok(())) => true,
             Some(Err((qp, error))) => {
-                log::error!(
-                    "queue pair {} is leaked with its buffers: {error}",
-                    qp.qp_num()
-                );
+                let qp_num = qp.qp_num();
                 mem::forget(qp);
+                log::error!("queue pair {qp_num} is leaked with its buffers: {error}");
                 false
             }
         };
@@ -941,9 +939,13 @@ impl State {
         }
     }
 
-    /// What posting needs, if the endpoint has a queue pair.
+    /// What posting needs, if the endpoint has a queue pair. Not in a child of `fork`: what is posted
+    /// there can reach the parent's device, which would write to the parent's buffers.
     #[inline]
     pub(crate) fn poster(&mut self, index: u32) -> Result<Poster<'_>, PostErrorKind> {
+        if !self.poller_ref().is_here() {
+            return Err(PostErrorKind::Forked);
+        }
         let ep = &mut self.endpoints[index as usize];
         match (&mut ep.qp, ep.lane) {
             (Some(qp), Some(lane)) => Ok(Poster {
