@@ -17,6 +17,7 @@
 //! one alarm in what the leader sleeps on, which is set when one becomes the earliest.
 
 use std::cell::OnceCell;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,12 +59,17 @@ pub(crate) fn poll<W: Watch>(
     if let Some(output) = worker.look(watch) {
         return Poll::Ready(output);
     }
-    let waker = cx.waker().clone();
+    let mut waker = Some(cx.waker().clone());
     let (output, old) = worker.with(|state| match watch.check(state) {
         Some(output) => (Some(output), None),
-        None => (None, watch.register(state, key, waker)),
+        None => (
+            None,
+            waker
+                .take()
+                .and_then(|waker| watch.register(state, key, waker)),
+        ),
     });
-    drop(old);
+    drop((old, waker)); // where no lock is held
     output.map_or(Poll::Pending, Poll::Ready)
 }
 
@@ -175,9 +181,17 @@ fn sleep<W: Watch>(
     }
 }
 
+/// Runs foreign code; whether it did not panic. What it panicked with is not dropped, for that could panic,
+/// too.
+pub(crate) fn run_foreign(code: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(code))
+        .map_err(mem::forget)
+        .is_ok()
+}
+
 /// A panic in a foreign waker's drop must not take the leader away from the others.
 fn drop_guarded(old: Option<Waker>) {
-    if old.is_some() && catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
+    if old.is_some() && !run_foreign(|| drop(old)) {
         log::error!("a waker panicked while it was dropped");
     }
 }

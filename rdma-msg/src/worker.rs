@@ -14,7 +14,6 @@ use std::fmt;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "tokio")]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -334,7 +333,7 @@ impl WorkerInner {
         let _dropped_last = mem::take(&mut state.dead);
         drop(state);
         for waker in wakers.drain(..) {
-            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+            if !wait::run_foreign(|| waker.wake()) {
                 log::error!(
                     "a waker panicked; the operation it waits for has its result all the same"
                 );
