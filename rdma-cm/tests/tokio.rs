@@ -81,7 +81,7 @@ fn a_deadline_ends_a_step_that_is_awaited() {
     block_on(async {
         let listener = listen().unwrap();
         fabric.silence_port(listener.local_addr().port());
-        let short = connector(&listener).deadline(Duration::from_millis(300));
+        let short = connector(&listener).deadline(Duration::from_secs(2));
         let resolved = short.start().unwrap().ready().await.unwrap();
         let mut client = queue_pair(&resolved.context()).unwrap();
         let mut connecting = resolved

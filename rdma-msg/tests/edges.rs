@@ -18,21 +18,22 @@ use rdma_msg::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+const HANG: Duration = Duration::from_secs(60);
 const ENOMEM: i32 = 12;
 const EINVAL: i32 = 22;
 
-/// Runs `work` on another thread, and fails if it hangs.
-fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `work` on another thread, and fails if it hangs. Other tests have the fabric before it.
+fn within<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     thread::spawn(move || done.send(work()));
     result
-        .recv_timeout(limit)
+        .recv_timeout(HANG)
         .expect("it neither hangs nor panics")
 }
 
 #[test]
 fn intervals_that_cannot_be_kept_are_refused() {
-    within(LIMIT, || {
+    within(|| {
         let _fabric = Fabric::new();
         for time in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
             let keepalive = EndpointConfig {
@@ -143,7 +144,7 @@ fn what_arrived_is_handed_out_before_the_end() {
 
 #[test]
 fn who_holds_all_results_can_post_and_wait_for_capacity() {
-    within(LIMIT, || {
+    within(|| {
         let _fabric = Fabric::new();
         let (client, server) = pair();
         let mut unfetched = Vec::new();
@@ -256,7 +257,7 @@ impl Drop for Nosy {
 
 #[test]
 fn a_waker_that_is_replaced_by_a_waiting_thread_may_use_the_worker() {
-    within(LIMIT, || {
+    within(|| {
         let fabric = Fabric::new();
         let (client, server) = pair();
         fabric.set_delivery(Delivery::Manual);
@@ -350,7 +351,7 @@ fn a_worker_can_be_used_while_a_connection_is_dropped() {
         },
     ];
     for end in ends {
-        within(LIMIT, move || {
+        within(move || {
             let fabric = Fabric::new();
             let (client, server) = pair();
             let heard = client.worker().clone();

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::program::run;
+use common::program::{run, run_failing};
 use common::{filled, manual, pair_with, small};
 use fake_verbs::{Delivery, Fabric};
 use rdma_msg::Outcome;
@@ -53,7 +53,7 @@ fn every_destroy_that_is_refused_leaves_the_process_usable() {
     for number in 0..destroys {
         let fabric = Fabric::new();
         fabric.fail_destroy_number(number, EIO);
-        let _ = run();
+        let _ = run_failing();
         fabric.abandon();
     }
 }

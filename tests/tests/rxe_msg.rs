@@ -233,7 +233,7 @@ fn load(endpoint: &Endpoint, remote: RemoteRegion) -> Vec<Operation> {
 
 /// Waits for all, each on its own; how long the first and the last took.
 fn all_end(operations: Vec<Operation>, since: Instant) -> (Duration, Duration) {
-    let mut times = Vec::new();
+    let (mut first, mut last) = (None, Duration::ZERO);
     let mut failed = 0;
     for mut operation in operations {
         let kind = operation.kind();
@@ -243,16 +243,14 @@ fn all_end(operations: Vec<Operation>, since: Instant) -> (Duration, Duration) {
             Err(rdma_msg::WaitError::Operation(error)) => {
                 assert_eq!(error.op, kind);
                 failed += 1;
+                first.get_or_insert_with(|| since.elapsed());
             }
             Err(error) => panic!("{kind}: {error}"),
         }
-        times.push(since.elapsed());
+        last = since.elapsed();
     }
     assert!(failed >= 100);
-    (
-        times.iter().min().copied().unwrap(),
-        times.iter().max().copied().unwrap(),
-    )
+    (first.unwrap(), last)
 }
 
 fn assert_buffers_home(endpoint: &Endpoint) {
@@ -291,8 +289,7 @@ fn everything_ends_at_once_when_the_peer_is_killed() {
         "killed: all 116 ended after {:?} (median), counted from the kill",
         median(times)
     );
-    let span = median(spans);
-    assert!(span < Duration::from_millis(100), "{span:?}");
+    assert_soon(spans, Duration::from_millis(100));
 }
 
 #[test]

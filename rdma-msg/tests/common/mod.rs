@@ -15,7 +15,7 @@ use rdma_msg::{
 };
 
 /// A time that is long enough for everything, and ends a test that hangs.
-pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 /// Small queues, so that they are full soon; sleeping, so that a lost wake-up hangs.
 pub(crate) fn small() -> EndpointConfig {

@@ -20,6 +20,7 @@ fn main() -> Result<()> {
     let config = EndpointConfig {
         wait: Wait::Event,
         connect_deadline: std::time::Duration::from_secs(30), // it is traced
+        stall_timeout: None,                                  // its timer would be counted, too
         ..EndpointConfig::default()
     };
     let listener = Listener::bind(addr, &config)?;
