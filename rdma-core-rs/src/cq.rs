@@ -57,6 +57,7 @@ struct Inner {
     cq: NonNull<sys::ibv_cq>,
     /// The context of `cq` in C, which points here.
     events: Arc<CqEvents>,
+    /// 0 when a resize has lost the queue.
     capacity: AtomicU32,
     /// Held while the queue is resized, which changes its capacity in C.
     resizing: Mutex<()>,
@@ -144,12 +145,16 @@ impl CompletionQueue {
     /// one array and use it again and again.
     ///
     /// # Errors
-    /// - [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost.
+    /// - [`Call`](Error::Call) naming `ibv_poll_cq`: the queue is broken, and what it held is lost; `EIO`
+    ///   after [`resize`](Self::resize) has lost it.
     /// - [`Forked`](Error::Forked) in a child, where it would take the parent's completions.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'a>(&self, room: &'a mut [WorkCompletion]) -> Result<&'a [WorkCompletion]> {
         self.inner.context.check_process()?;
+        if self.capacity() == 0 {
+            return Err(poll_error(-libc::EIO));
+        }
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
         let first = room.as_mut_ptr().cast();
         // SAFETY: `self` keeps the queue alive; there is room for `entries` completions, which
@@ -177,7 +182,7 @@ impl CompletionQueue {
         sys::check("ibv_req_notify_cq", ret)
     }
 
-    /// How many completions it holds: at least what was asked for.
+    /// How many completions it holds: at least what was asked for; 0 if [`resize`](Self::resize) has lost it.
     #[inline]
     pub fn capacity(&self) -> u32 {
         self.inner.capacity.load(Ordering::Relaxed)
@@ -188,7 +193,9 @@ impl CompletionQueue {
     /// # Errors
     /// - [`Config`](Error::Config) naming `cqe`, if it is 0 or above the device's `max_cqe`.
     /// - [`NotSupported`](Error::NotSupported) if the device cannot.
-    /// - [`Call`](Error::Call) naming `ibv_resize_cq`: `EINVAL` if more completions are in it.
+    /// - [`Call`](Error::Call) naming `ibv_resize_cq`: `EINVAL` if more completions are in it, and nothing
+    ///   has changed. After `ENOMEM` and `EAGAIN` it is broken, and can only be dropped: soft-RoCE's
+    ///   provider has given the old ring back before it finds that it cannot map the new one.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<()> {
         self.inner.context.check_process()?;
@@ -199,10 +206,15 @@ impl CompletionQueue {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let cq = self.inner.cq.as_ptr();
-        // SAFETY: `self` keeps the queue alive; providers lock it against polls.
+        // SAFETY: `self` keeps the queue alive; providers lock it against polls. If it is lost, `poll`
+        // does not go there any more.
         let ret = unsafe { sys::ibv_resize_cq(cq, cqe as i32) };
-        sys::check("ibv_resize_cq", ret)
-            .map_err(|error| error.or_not_supported("resizing a completion queue"))?;
+        sys::check("ibv_resize_cq", ret).map_err(|error| {
+            if matches!(error.errno(), Some(libc::ENOMEM | libc::EAGAIN)) {
+                self.inner.capacity.store(0, Ordering::Relaxed);
+            }
+            error.or_not_supported("resizing a completion queue")
+        })?;
         // SAFETY: `self` keeps the queue alive, and with the lock held nobody resizes it.
         let capacity = unsafe { capacity(self.inner.cq) };
         self.inner.capacity.store(capacity, Ordering::Relaxed);
