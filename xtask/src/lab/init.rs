@@ -70,6 +70,9 @@ fn run(port: &Port, decoder: Decoder, job: Job) -> Result<i32> {
     }
 }
 
+/// How long the kernel may take to make a device. Shorter than the host's patience, which says less at its end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// The status of a command that cannot be started, as a shell gives it.
 const CANNOT_RUN: i32 = 127;
 
@@ -246,7 +249,7 @@ fn wait_until_usable(device: &str, address: &str) -> Result<()> {
     let port = Path::new("/sys/class/infiniband")
         .join(device)
         .join("ports/1");
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let active =
             fs::read_to_string(port.join("state")).is_ok_and(|state| state.contains("ACTIVE"));
@@ -254,7 +257,8 @@ fn wait_until_usable(device: &str, address: &str) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            bail!("{device} has not become active with {address} in 10 s");
+            let seconds = PATIENCE.as_secs();
+            bail!("{device} has not become active with {address} in {seconds} s");
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -322,7 +326,7 @@ struct Port {
 impl Port {
     /// Waits for the device node, which the kernel makes some time after the driver is loaded.
     fn open() -> Result<Port> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             match OpenOptions::new()
                 .read(true)

@@ -84,10 +84,9 @@ impl Lab {
         let folder = Scratch::new(&cache.join("runs"))?;
         let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
         let boot = Boot::prepare(&kernel, &self.shape, &folder)?;
-        let (mut guest, accelerator, release) = boot.start(&Verdict::in_cache(&cache))?;
         let job = self.job(argv)?;
         let on_terminal = job.terminal.is_some();
-        begin(&mut guest, job)?;
+        let (mut guest, accelerator, release) = boot.start(&Verdict::in_cache(&cache), &job)?;
         eprintln!(
             "lab: {}, kernel {release}, ready after {:.1} s",
             accelerator.name(),
@@ -223,14 +222,15 @@ impl<'a> Boot<'a> {
         })
     }
 
-    /// Boots, and waits for the guest's init, which tells the kernel's release.
+    /// Boots and starts the job; the guest's init tells the kernel's release.
     ///
-    /// A kernel that has not got so far is given another try: on a very busy machine an emulated one can fail in
-    /// its first second, for want of a timer's interrupt.
-    fn start(&self, verdict: &Verdict) -> Result<(Guest, Accelerator, String)> {
+    /// A guest that has not got so far is given another try: on a very busy machine an emulated kernel can fail in
+    /// its first second, for want of a timer's interrupt, and its devices can be late.
+    fn start(&self, verdict: &Verdict, job: &Job) -> Result<(Guest, Accelerator, String)> {
         let attempt = || {
             let (mut guest, accelerator) = self.power_on(verdict)?;
             let release = greet(&mut guest)?;
+            begin(&mut guest, job.clone())?;
             Ok((guest, accelerator, release))
         };
         attempt().or_else(|error: anyhow::Error| {
