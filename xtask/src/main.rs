@@ -119,9 +119,9 @@ struct TestArgs {
     /// Run tests under Miri alone (nightly)
     #[arg(long, group = "steps")]
     miri: bool,
-    /// How long an RDMA test may take, in seconds
-    #[arg(long, value_name = "S", default_value_t = 120)]
-    timeout: u64,
+    /// How long an RDMA test may take, in seconds [default: 600 if CI=true, else 300]
+    #[arg(long, value_name = "S")]
+    timeout: Option<u64>,
 }
 
 #[derive(Args)]
@@ -277,7 +277,7 @@ impl TestArgs {
             steps: self.steps(),
             kernels: self.kernels(),
             native: self.native,
-            patience: Duration::from_secs(self.timeout),
+            patience: self.patience(setup::is_ci()),
             consent,
             filter: self.filter,
         };
@@ -298,6 +298,11 @@ impl TestArgs {
         } else {
             vec![Step::Host, Step::Rxe]
         }
+    }
+
+    /// By default longer than the tests' own limits, which say more: a minute or two.
+    fn patience(&self, ci: bool) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(if ci { 600 } else { 300 }))
     }
 
     fn kernels(&self) -> Vec<Option<String>> {
@@ -410,6 +415,20 @@ mod tests {
         };
         assert_eq!(args.command, ["sh", "-c", "a b"]);
         assert_eq!(args.timeout, Some(3));
+    }
+
+    #[test]
+    fn a_test_has_minutes_unless_the_command_line_says_otherwise() {
+        let patience = |words: &[&str], ci| {
+            let cli = Cli::try_parse_from([&["xtask", "test"], words].concat());
+            let Task::Test(args) = cli.unwrap().task else {
+                panic!("not the tests")
+            };
+            args.patience(ci).as_secs()
+        };
+        assert_eq!(patience(&[], false), 300);
+        assert_eq!(patience(&[], true), 600);
+        assert_eq!(patience(&["--timeout", "7"], true), 7);
     }
 
     #[test]
