@@ -6,6 +6,7 @@ mod bench;
 mod cargo;
 mod interrupt;
 mod lab;
+mod lock;
 mod native;
 mod pingpong;
 mod process;
