@@ -4,6 +4,7 @@
 
 use crate::cargo::{self, Executable, cargo};
 use crate::lab::{Lab, Output, Shape, Source};
+use crate::lock::Lock;
 use crate::setup::{self, Consent, Purpose};
 use crate::workspace;
 use anyhow::{Context, Result, bail};
@@ -37,8 +38,10 @@ impl Bench {
             &[Purpose::Build, Purpose::Lab, Purpose::Test, Purpose::Bench],
             self.consent,
         )?;
-        let programs = Programs::build()?;
-        let records = programs.folder.join(if self.counts {
+        let folder = workspace::target().join("bench");
+        let _alone = alone(&folder)?;
+        let programs = Programs::build(&folder)?;
+        let records = folder.join(if self.counts {
             "counts.jsonl"
         } else {
             "runs.jsonl"
@@ -109,6 +112,17 @@ pub(crate) fn instructions(options: &[OsString], consent: Consent) -> Result<i32
     Ok(crate::exit_status(status))
 }
 
+/// Waits for another benchmark of this folder: both have files of the same names there, and times of two that
+/// run at once are of no use. On a file system without locks there is nothing to wait by.
+fn alone(folder: &Path) -> Result<Option<Lock>> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let file = folder.join("lock");
+    if let Ok(None) = Lock::try_on(&file) {
+        eprintln!("bench: another one is running: waiting for its end");
+    }
+    Ok(Lock::wait_on(&file).ok())
+}
+
 /// Keeps what the suite writes, and passes on what it says.
 struct Records(File);
 
@@ -124,7 +138,6 @@ impl Output for Records {
 
 /// All programs of the benchmark, built for speed.
 struct Programs {
-    folder: PathBuf,
     ours: PathBuf,
     suite: PathBuf,
     report: PathBuf,
@@ -133,9 +146,8 @@ struct Programs {
 }
 
 impl Programs {
-    fn build() -> Result<Programs> {
-        let folder = workspace::target().join("bench");
-        fs::create_dir_all(&folder)?;
+    /// The programs in C go into `folder`.
+    fn build(folder: &Path) -> Result<Programs> {
         let benches = workspace::root().join("benches");
         let floor = compile(
             &benches.join("floor"),
@@ -148,7 +160,6 @@ impl Programs {
             ours: named("rdma-bench", &built)?,
             suite: named("rdma-bench-suite", &built)?,
             report: named("rdma-bench-report", &built)?,
-            folder,
             floor,
             tcp,
         })
@@ -185,4 +196,32 @@ fn compile(folder: &Path, program: &Path, libraries: &[&str]) -> Result<PathBuf>
         bail!("{} does not compile", folder.display());
     }
     Ok(program.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+
+    #[test]
+    fn a_benchmark_waits_for_the_one_before() {
+        let name = format!("bench-test-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let first = alone(&folder).unwrap();
+        let (entered, has_entered) = mpsc::channel();
+        let second = thread::spawn({
+            let folder = folder.clone();
+            move || {
+                let second = alone(&folder).unwrap();
+                assert!(second.is_some());
+                entered.send(()).unwrap();
+            }
+        });
+        let early = has_entered.recv_timeout(Duration::from_millis(50));
+        assert!(early.is_err(), "two at once");
+        drop(first);
+        second.join().unwrap();
+        fs::remove_dir_all(folder).unwrap();
+    }
 }
