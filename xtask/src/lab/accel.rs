@@ -1,7 +1,7 @@
 //! Whether this machine's KVM can be used.
 //!
 //! That `/dev/kvm` opens proves nothing: inside some virtual machines it does, and the guest then hangs in
-//! the boot loader. Only a guest that has spoken is proof. The verdict is kept until the machine boots anew.
+//! the boot loader, or later. Only a guest whose init has spoken is proof. The verdict is kept until the machine boots anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,25 @@ use std::path::{Path, PathBuf};
 /// What is known about KVM here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kvm {
-    /// A guest has shown life under it.
+    /// A guest has come up under it.
     Works,
-    /// No device, or no guest has shown life under it.
+    /// No device, or no guest has come up under it.
     Fails,
     /// The device is there, and has not been tried since the machine's boot.
     Untried,
+}
+
+impl Kvm {
+    /// What is to be noted: whether KVM works, if that is not what was `noted`. That it fails is certain only if a
+    /// guest `started` without it: it may be the kernel that does not boot.
+    pub(crate) fn news(self, noted: Kvm, started: bool) -> Option<bool> {
+        match self {
+            _ if self == noted => None,
+            Kvm::Works => Some(true),
+            Kvm::Fails if started => Some(false),
+            Kvm::Fails | Kvm::Untried => None,
+        }
+    }
 }
 
 /// The note in the cache with the verdict.
@@ -64,6 +77,17 @@ fn judge(note: &str, boot: &str) -> Kvm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_boot_has_shown_is_noted_once_and_a_failure_only_beside_a_success() {
+        assert_eq!(Kvm::Works.news(Kvm::Untried, true), Some(true));
+        assert_eq!(Kvm::Works.news(Kvm::Untried, false), Some(true));
+        assert_eq!(Kvm::Works.news(Kvm::Works, true), None);
+        assert_eq!(Kvm::Fails.news(Kvm::Untried, true), Some(false));
+        assert_eq!(Kvm::Fails.news(Kvm::Works, true), Some(false));
+        assert_eq!(Kvm::Fails.news(Kvm::Untried, false), None);
+        assert_eq!(Kvm::Fails.news(Kvm::Fails, true), None);
+    }
 
     #[test]
     fn a_verdict_holds_for_one_boot_of_the_machine() {

@@ -227,39 +227,51 @@ impl<'a> Boot<'a> {
     /// A guest that has not got so far is given another try: on a very busy machine an emulated kernel can fail in
     /// its first second, for want of a timer's interrupt, and its devices can be late.
     fn start(&self, verdict: &Verdict, job: &Job) -> Result<(Guest, Accelerator, String)> {
-        let attempt = || {
-            let (mut guest, accelerator) = self.power_on(verdict)?;
-            let release = greet(&mut guest)?;
-            begin(&mut guest, job.clone())?;
-            Ok((guest, accelerator, release))
+        let noted = match self.shape.counting {
+            true => Kvm::Fails, // it counts nothing
+            false => verdict.read(),
         };
-        attempt().or_else(|error: anyhow::Error| {
+        let mut kvm = noted;
+        let started = self.attempt(&mut kvm, job).or_else(|error| {
             eprintln!("lab: {error:#}\nlab: booting once more");
-            attempt()
-        })
+            self.attempt(&mut kvm, job)
+        });
+        if let Some(works) = kvm.news(noted, started.is_ok()) {
+            verdict.write(works);
+        }
+        started
     }
 
-    /// Under KVM if that works, else under emulation.
-    fn power_on(&self, verdict: &Verdict) -> Result<(Guest, Accelerator)> {
-        if self.shape.counting {
-            return Ok((
-                self.under(Accelerator::TcgCounting)?,
-                Accelerator::TcgCounting,
-            ));
+    /// One boot, under KVM unless that is known to fail. What it tells of KVM goes into `kvm`.
+    fn attempt(&self, kvm: &mut Kvm, job: &Job) -> Result<(Guest, Accelerator, String)> {
+        let (mut guest, accelerator) = self.power_on(kvm)?;
+        let greeting = greet(&mut guest);
+        if accelerator == Accelerator::Kvm {
+            *kvm = match greeting {
+                Ok(_) => Kvm::Works,
+                Err(_) => Kvm::Fails,
+            };
         }
-        let kvm = verdict.read();
-        if kvm != Kvm::Fails {
+        let release = greeting?;
+        begin(&mut guest, job.clone())?;
+        Ok((guest, accelerator, release))
+    }
+
+    /// Under KVM if that works or may work, else under emulation.
+    fn power_on(&self, kvm: &mut Kvm) -> Result<(Guest, Accelerator)> {
+        if *kvm != Kvm::Fails {
             let mut guest = self.under(Accelerator::Kvm)?;
-            let works = guest.shows_life(KVM_PATIENCE);
-            if kvm == Kvm::Untried {
-                verdict.write(works);
-            }
-            if works {
+            if *kvm == Kvm::Works || guest.shows_life(KVM_PATIENCE) {
                 return Ok((guest, Accelerator::Kvm));
             }
+            *kvm = Kvm::Fails;
             eprintln!("lab: /dev/kvm is there but a guest shows no life under it: emulating");
         }
-        Ok((self.under(Accelerator::Tcg)?, Accelerator::Tcg))
+        let accelerator = match self.shape.counting {
+            true => Accelerator::TcgCounting,
+            false => Accelerator::Tcg,
+        };
+        Ok((self.under(accelerator)?, accelerator))
     }
 
     fn under(&self, accelerator: Accelerator) -> Result<Guest> {
@@ -273,8 +285,8 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// Under a KVM that works the first line comes within half a second.
-const KVM_PATIENCE: Duration = Duration::from_secs(3);
+/// Under a KVM that works the first line comes within half a second, if the machine is not busy.
+const KVM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Much longer than a boot takes under emulation on a busy machine.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);
