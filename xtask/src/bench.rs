@@ -73,6 +73,7 @@ impl Bench {
             // The suite names each case as it begins; none takes that long.
             silence: Some(Duration::from_secs(600)),
             stdin: false,
+            consent: self.consent,
         };
         let mut records = Records(File::create(records)?);
         match lab.run_with(&argv, &mut records)? {
@@ -99,7 +100,7 @@ impl Bench {
 
 /// Counts the instructions of ours an operation takes on the fake fabric, with valgrind and without a guest.
 pub(crate) fn instructions(options: &[OsString], consent: Consent) -> Result<i32> {
-    setup::ensure_installed(&[Purpose::Build], consent)?;
+    setup::ensure_installed(&[Purpose::Build, Purpose::Instructions], consent)?;
     let command = cargo(
         "build --release --package rdma-bench --bin rdma-bench-instructions --example fake_path",
     );

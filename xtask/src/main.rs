@@ -221,8 +221,7 @@ fn main() -> ExitCode {
 }
 
 fn set_up(consent: Consent) -> Result<i32> {
-    let everything = [Purpose::Build, Purpose::Lab, Purpose::Test, Purpose::Bench];
-    setup::ensure_installed(&everything, consent)?;
+    setup::ensure_installed(Purpose::ALL, consent)?;
     eprintln!("setup: nothing is missing");
     Ok(0)
 }
@@ -384,6 +383,7 @@ impl LabArgs {
             timeout,
             silence: None,
             stdin: true,
+            consent,
         }
         .run(&self.command)
     }

@@ -40,6 +40,7 @@ impl PingPong {
             timeout: None,
             silence: None,
             stdin: false,
+            consent: self.consent,
         };
         lab.run(&argv)
     }

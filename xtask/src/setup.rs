@@ -20,6 +20,22 @@ pub(crate) enum Purpose {
     Test,
     /// Measure other RDMA programs too.
     Bench,
+    /// Count instructions without a guest.
+    Instructions,
+    /// Read kernel modules that are packed with zstd.
+    Zstd,
+}
+
+impl Purpose {
+    /// All that this program can do.
+    pub(crate) const ALL: &[Purpose] = &[
+        Purpose::Build,
+        Purpose::Lab,
+        Purpose::Test,
+        Purpose::Bench,
+        Purpose::Instructions,
+        Purpose::Zstd,
+    ];
 }
 
 /// Whether the user agrees to changes of the system.
@@ -52,15 +68,7 @@ pub(crate) fn is_ci() -> bool {
 /// If something is missing and cannot be installed, or the user does not agree. The message has the names of
 /// the packages.
 pub(crate) fn ensure_installed(purposes: &[Purpose], consent: Consent) -> Result<()> {
-    let missing: Vec<&Need> = NEEDS
-        .iter()
-        .filter(|need| {
-            need.purposes
-                .iter()
-                .any(|purpose| purposes.contains(purpose))
-        })
-        .filter(|need| !(need.found)())
-        .collect();
+    let missing: Vec<&Need> = needs_of(purposes).filter(|need| !(need.found)()).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -178,7 +186,27 @@ const NEEDS: &[Need] = &[
         found: || program("ibv_rc_pingpong"),
         debian: &["ibverbs-utils"],
     },
+    Need {
+        what: "valgrind",
+        purposes: &[Purpose::Instructions],
+        found: || program("valgrind"),
+        debian: &["valgrind"],
+    },
+    Need {
+        what: "zstd, with which the kernel's modules are packed",
+        purposes: &[Purpose::Zstd],
+        found: || program("zstd"),
+        debian: &["zstd"],
+    },
 ];
+
+fn needs_of(purposes: &[Purpose]) -> impl Iterator<Item = &'static Need> {
+    NEEDS.iter().filter(|need| {
+        need.purposes
+            .iter()
+            .any(|purpose| purposes.contains(purpose))
+    })
+}
 
 fn header(name: &str) -> bool {
     Path::new("/usr/include").join(name).exists()
@@ -429,6 +457,19 @@ mod tests {
         assert_eq!(libclang_version("libclang.so.15.0.7"), Some(15));
         assert_eq!(libclang_version("libclang.so.1"), None);
         assert_eq!(libclang_version("libclang-cpp.so.14"), None);
+    }
+
+    #[test]
+    fn only_what_the_command_uses_is_asked_for() {
+        let packages = |purposes: &[Purpose]| {
+            let needs = needs_of(purposes);
+            needs.map(|need| need.debian[0]).collect::<Vec<_>>()
+        };
+        let lab = packages(&[Purpose::Build, Purpose::Lab]);
+        assert!(!lab.contains(&"zstd") && !lab.contains(&"valgrind"));
+        assert_eq!(packages(&[Purpose::Zstd]), ["zstd"]);
+        assert_eq!(packages(&[Purpose::Instructions]), ["valgrind"]);
+        assert_eq!(packages(Purpose::ALL).len(), NEEDS.len());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Nothing is installed. No version is written down: the packages' names change with every update.
 
 use super::{image, module};
-use crate::setup;
+use crate::setup::{self, Consent, Purpose};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,15 +42,21 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 impl Kernel {
     /// Finds the kernel, downloading it into `cache` if it is not there. `scratch` is a folder for this run alone.
-    pub(crate) fn prepare(source: &Source, cache: &Path, scratch: &Path) -> Result<Kernel> {
+    pub(crate) fn prepare(
+        source: &Source,
+        cache: &Path,
+        scratch: &Path,
+        consent: Consent,
+    ) -> Result<Kernel> {
         match source {
             Source::Archive(series) => {
-                Kernel::load(&from_archive(series.as_deref(), cache, scratch)?)
+                let series = series.as_deref();
+                Kernel::load(&from_archive(series, cache, scratch, consent)?)
             }
             Source::Files { image, modules } => {
                 // Made anew each time: the files may have changed since.
                 let folder = scratch.join("kernel");
-                unpack(image, modules, scratch, &folder)?;
+                unpack(image, modules, scratch, &folder, consent)?;
                 Kernel::load(&folder)
             }
         }
@@ -69,7 +75,12 @@ impl Kernel {
 }
 
 /// The folder in the cache that holds the newest kernel of the series.
-fn from_archive(series: Option<&str>, cache: &Path, scratch: &Path) -> Result<PathBuf> {
+fn from_archive(
+    series: Option<&str>,
+    cache: &Path,
+    scratch: &Path,
+    consent: Consent,
+) -> Result<PathBuf> {
     let note = cache.join(format!("newest-{}", series.unwrap_or("usual")));
     if let Some(folder) = noted(&note, cache) {
         return Ok(folder);
@@ -80,21 +91,24 @@ fn from_archive(series: Option<&str>, cache: &Path, scratch: &Path) -> Result<Pa
         setup::update_lists().map_err(|_| first)?;
         fetch(series, cache, scratch)
     })?;
+    let folder = cache.join(&package);
+    if !folder.join("image").exists() {
+        keep(&scratch.join("tree"), scratch, &folder, consent)?;
+    }
     fs::write(&note, &package)?;
-    Ok(cache.join(package))
+    Ok(folder)
 }
 
-/// Brings the newest kernel of the series into the cache and returns its package's name.
+/// Finds the newest kernel of the series, downloads it if it is not in the cache, and returns its package's name.
 fn fetch(series: Option<&str>, cache: &Path, scratch: &Path) -> Result<String> {
     let package = choose(&offers()?, series)?;
-    let folder = cache.join(&package.image);
-    if !folder.join("image").exists() {
+    if !cache.join(&package.image).join("image").exists() {
         eprintln!(
             "lab: downloading {} into {}",
             package.image,
             cache.display()
         );
-        download(&package, scratch, &folder)?;
+        download(&package, scratch)?;
     }
     Ok(package.image)
 }
@@ -214,8 +228,8 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Downloads the package and keeps what the lab needs of it as `folder`.
-fn download(package: &Package, scratch: &Path, folder: &Path) -> Result<()> {
+/// Downloads the package and lays its files out in the folder `tree`.
+fn download(package: &Package, scratch: &Path) -> Result<()> {
     let tree = scratch.join("tree");
     fs::create_dir_all(&tree)?;
     let packages = std::iter::once(&package.image).chain(&package.modules);
@@ -229,15 +243,20 @@ fn download(package: &Package, scratch: &Path, folder: &Path) -> Result<()> {
             run(Command::new("dpkg-deb").arg("-x").arg(&path).arg(&tree))?;
         }
     }
+    Ok(())
+}
+
+/// Keeps what the lab needs of a downloaded package as `folder`.
+fn keep(tree: &Path, scratch: &Path, folder: &Path, consent: Consent) -> Result<()> {
     let image = only_image(&tree.join("boot"))?;
     // Debian 13 and Ubuntu may have /usr/lib/modules instead.
     let modules = ["lib/modules", "usr/lib/modules"].map(|path| tree.join(path));
     let Some(modules) = modules.iter().find(|path| path.exists()) else {
-        bail!("{} has no modules in it", package.image);
+        bail!("no modules in the package");
     };
-    unpack(&image, modules, scratch, folder)?;
+    unpack(&image, modules, scratch, folder, consent)?;
     // Four hundred megabytes that the running guest has no use for.
-    Ok(fs::remove_dir_all(&tree)?)
+    Ok(fs::remove_dir_all(tree)?)
 }
 
 fn only_image(boot: &Path) -> Result<PathBuf> {
@@ -252,7 +271,16 @@ fn only_image(boot: &Path) -> Result<PathBuf> {
 
 /// Makes the folder that [`Kernel::load`] reads. It appears whole or not at all, so that labs started at
 /// the same time do not see each other's half.
-fn unpack(image: &Path, modules: &Path, scratch: &Path, folder: &Path) -> Result<()> {
+fn unpack(
+    image: &Path,
+    modules: &Path,
+    scratch: &Path,
+    folder: &Path,
+    consent: Consent,
+) -> Result<()> {
+    if module::need_zstd(modules)? {
+        setup::ensure_installed(&[Purpose::Zstd], consent)?;
+    }
     let part = scratch.join("unpacked");
     module::collect(modules, &part.join("modules"))?;
     let packed = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;

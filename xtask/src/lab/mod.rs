@@ -14,6 +14,7 @@ mod terminal;
 mod wire;
 
 use crate::scratch::Scratch;
+use crate::setup::Consent;
 use accel::{Kvm, Verdict};
 use anyhow::{Context, Result, bail};
 use guest::{Accelerator, Guest};
@@ -41,6 +42,8 @@ pub(crate) struct Lab {
     pub(crate) silence: Option<Duration>,
     /// Whether the command reads this process's standard input; otherwise it finds an empty one.
     pub(crate) stdin: bool,
+    /// Whether what the kernel's package turns out to need may be installed.
+    pub(crate) consent: Consent,
 }
 
 /// The guest's hardware.
@@ -82,7 +85,7 @@ impl Lab {
         let called = Instant::now();
         let cache = cache()?;
         let folder = Scratch::new(&cache.join("runs"))?;
-        let kernel = Kernel::prepare(&self.kernel, &cache, folder.path())?;
+        let kernel = Kernel::prepare(&self.kernel, &cache, folder.path(), self.consent)?;
         let boot = Boot::prepare(&kernel, &self.shape, &folder)?;
         let job = self.job(argv)?;
         let on_terminal = job.terminal.is_some();

@@ -37,6 +37,14 @@ pub(crate) fn collect(folder: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Whether zstd is needed to read the modules in `folder`. Which packer is used depends on the distribution's release.
+pub(crate) fn need_zstd(folder: &Path) -> Result<bool> {
+    let files = Tree::of(folder)?.files;
+    Ok(files
+        .values()
+        .any(|path| path.extension().is_some_and(|extension| extension == "zst")))
+}
+
 /// The module files under a folder, by name.
 struct Tree {
     files: HashMap<String, PathBuf>,
@@ -184,6 +192,18 @@ mod tests {
             })
         });
         assert_eq!(order, ["c", "a", "b"]);
+    }
+
+    #[test]
+    fn zstd_is_needed_for_modules_that_it_has_packed() {
+        let folder = std::env::temp_dir().join(format!("module-test-{}", std::process::id()));
+        fs::create_dir_all(folder.join("kernel")).unwrap();
+        fs::write(folder.join("kernel/veth.ko.xz"), "").unwrap();
+        fs::write(folder.join("modules.zst"), "").unwrap();
+        assert!(!need_zstd(&folder).unwrap());
+        fs::write(folder.join("kernel/9p.ko.zst"), "").unwrap();
+        assert!(need_zstd(&folder).unwrap());
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Run {
                 // Longer than the inside waits for a test: if that says nothing either, the guest is dead.
                 silence: Some(self.patience + Duration::from_secs(60)),
                 stdin: false,
+                consent: self.consent,
             };
             let ended = match lab.run_with(&self.inside(&left, &folder)?, &mut progress) {
                 Ok(0) => "the tests' runner ended before the test".to_owned(),
