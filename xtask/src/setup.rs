@@ -309,24 +309,24 @@ fn packages_of(missing: &[&Need]) -> Result<Vec<&'static str>> {
             names.join(" ")
         );
     }
-    match choose_offered(missing, &offered()?) {
+    let is_offered = |package: &str| is_downloadable(&[package]);
+    match choose_offered(missing, is_offered) {
         Ok(packages) => Ok(packages),
         // A new system has no lists yet.
         Err(_) => {
             update_lists()?;
-            choose_offered(missing, &offered()?)
+            choose_offered(missing, is_offered)
         }
     }
 }
 
-fn choose_offered(missing: &[&Need], offered: &str) -> Result<Vec<&'static str>> {
-    let offers: Vec<&str> = offered.lines().collect();
+fn choose_offered(
+    missing: &[&Need],
+    is_offered: impl Fn(&str) -> bool,
+) -> Result<Vec<&'static str>> {
     let choose = |need: &&Need| {
-        let package = need
-            .debian
-            .iter()
-            .find(|package| offers.contains(package))
-            .copied();
+        let mut names = need.debian.iter().copied();
+        let package = names.find(|package| is_offered(package));
         package.with_context(|| {
             let names = need.debian.join(" or ");
             format!(
@@ -338,13 +338,14 @@ fn choose_offered(missing: &[&Need], offered: &str) -> Result<Vec<&'static str>>
     missing.iter().map(choose).collect()
 }
 
-/// The names of all packages that apt knows, one a line.
-fn offered() -> Result<String> {
-    let output = Command::new("apt-cache")
-        .arg("pkgnames")
-        .output()
-        .context("cannot run apt-cache")?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+/// Whether apt knows where to download all these packages. Asks nobody else for it, and fetches nothing.
+///
+/// That apt knows a package's name is not enough: it may be installed, or have been, from nowhere.
+pub(crate) fn is_downloadable(packages: &[&str]) -> bool {
+    let mut command = Command::new("apt-get");
+    let command = command.args(["-q", "download", "--print-uris"]);
+    let output = command.args(packages).output();
+    output.is_ok_and(|output| output.status.success())
 }
 
 fn is_debian() -> bool {
@@ -487,12 +488,10 @@ mod tests {
             found: || false,
             debian: &["libclang-14-dev", "libclang-15-dev"],
         };
-        let both = "libclang-15-dev\nlibclang-14-dev\n";
-        assert_eq!(choose_offered(&[&need], both).unwrap(), ["libclang-14-dev"]);
-        assert_eq!(
-            choose_offered(&[&need], "libclang-15-dev\n").unwrap(),
-            ["libclang-15-dev"]
-        );
-        assert!(choose_offered(&[&need], "libclang-16-dev\n").is_err());
+        let choose = |offer: &[&str]| choose_offered(&[&need], |name| offer.contains(&name));
+        let both = ["libclang-15-dev", "libclang-14-dev"];
+        assert_eq!(choose(&both).unwrap(), ["libclang-14-dev"]);
+        assert_eq!(choose(&["libclang-15-dev"]).unwrap(), ["libclang-15-dev"]);
+        assert!(choose(&["libclang-16-dev"]).is_err());
     }
 }

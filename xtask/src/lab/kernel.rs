@@ -101,7 +101,7 @@ fn from_archive(
 
 /// Finds the newest kernel of the series, downloads it if it is not in the cache, and returns its package's name.
 fn fetch(series: Option<&str>, cache: &Path, scratch: &Path) -> Result<String> {
-    let package = choose(&offers()?, series)?;
+    let package = choose(&offers()?, series, Package::is_downloadable)?;
     if !cache.join(&package.image).join("image").exists() {
         eprintln!(
             "lab: downloading {} into {}",
@@ -129,7 +129,18 @@ struct Package {
     modules: Vec<String>,
 }
 
-/// The names of all kernel packages that apt offers.
+impl Package {
+    fn names(&self) -> Vec<&str> {
+        let names = std::iter::once(&self.image).chain(&self.modules);
+        names.map(String::as_str).collect()
+    }
+
+    fn is_downloadable(&self) -> bool {
+        setup::is_downloadable(&self.names())
+    }
+}
+
+/// The names of all kernel packages that apt knows, those that are only installed among them.
 fn offers() -> Result<Vec<String>> {
     let output = Command::new("apt-cache")
         .args(["pkgnames", "linux-"])
@@ -142,28 +153,34 @@ fn offers() -> Result<Vec<String>> {
         .collect())
 }
 
-/// Takes the newest kernel of the series.
-fn choose(offers: &[String], series: Option<&str>) -> Result<Package> {
+/// Takes the newest kernel of the series that can be had.
+fn choose(
+    offers: &[String],
+    series: Option<&str>,
+    can_be_had: impl Fn(&Package) -> bool,
+) -> Result<Package> {
     let newest = |series: &str| {
-        let of_series = offers.iter().filter_map(|name| Image::parse(name));
-        of_series
-            .filter(|image| image.is_of(series))
-            .max_by_key(|image| image.rank())
+        let images = offers.iter().filter_map(|name| Image::parse(name));
+        let mut images: Vec<Image<'_>> = images.filter(|image| image.is_of(series)).collect();
+        images.sort_by_key(|image| std::cmp::Reverse(image.rank()));
+        images
+            .into_iter()
+            .map(|image| Package {
+                image: image.package.to_owned(),
+                modules: image.module_packages(offers),
+            })
+            .find(&can_be_had)
     };
-    let image = match series {
+    let package = match series {
         Some(series) => newest(series),
         None => newest(USUAL_SERIES).or_else(|| newest("")),
     };
-    let Some(image) = image else {
+    package.with_context(|| {
         let what = series.map_or_else(|| "no kernel".to_owned(), |s| format!("no kernel {s}"));
-        bail!(
+        format!(
             "apt offers {what} (asked with `apt-cache pkgnames linux-image`); choose another with \
              --kernel, or give one with --kernel-image and --modules"
-        );
-    };
-    Ok(Package {
-        image: image.package.to_owned(),
-        modules: image.module_packages(offers),
+        )
     })
 }
 
@@ -232,10 +249,9 @@ impl<'a> Image<'a> {
 fn download(package: &Package, scratch: &Path) -> Result<()> {
     let tree = scratch.join("tree");
     fs::create_dir_all(&tree)?;
-    let packages = std::iter::once(&package.image).chain(&package.modules);
     run(Command::new("apt-get")
         .args(["-q", "download"])
-        .args(packages)
+        .args(package.names())
         .current_dir(scratch))?;
     for entry in fs::read_dir(scratch)? {
         let path = entry?.path();
@@ -312,7 +328,7 @@ mod tests {
 
     fn chosen(offers: &[&str], series: Option<&str>) -> Result<Package> {
         let offers: Vec<String> = offers.iter().map(|name| (*name).to_owned()).collect();
-        choose(&offers, series)
+        choose(&offers, series, |package| !package.image.contains("local"))
     }
 
     const BOOKWORM: &[&str] = &[
@@ -350,6 +366,14 @@ mod tests {
             chosen(&trixie, None).unwrap().image,
             "linux-image-6.16.3+deb13-amd64"
         );
+    }
+
+    #[test]
+    fn a_kernel_that_was_built_here_and_cannot_be_downloaded_is_passed_over() {
+        let built = "linux-image-6.1.99-local-amd64";
+        let package = chosen(&[BOOKWORM, &[built]].concat(), Some("6.1")).unwrap();
+        assert_eq!(package.image, "linux-image-6.1.0-57-amd64");
+        assert!(chosen(&[built], None).is_err());
     }
 
     #[test]
