@@ -136,7 +136,8 @@ struct BenchArgs {
     /// Rounds, of which the first is dropped [default: 6]
     #[arg(long, value_name = "N", conflicts_with = "counts")]
     rounds: Option<u32>,
-    /// Exact counts, held against benches/baselines.json: the status is 1 if one is more than 3 % worse
+    /// Exact counts, held against benches/baselines.json if those are of the same kernel: the status is 1 if one is
+    /// more than 3 % worse
     #[arg(long)]
     counts: bool,
     /// Instructions of ours an operation takes on the fake fabric, by function; needs valgrind, no guest
