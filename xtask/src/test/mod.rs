@@ -246,6 +246,12 @@ fn doc_test_names(filter: Option<&str>) -> Result<Vec<String>> {
 }
 
 impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed.extend(other.failed);
+        self.skipped.extend(other.skipped);
+    }
+
     pub(crate) fn fail(&mut self, what: String) {
         self.failed.push(what);
     }

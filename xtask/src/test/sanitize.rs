@@ -8,7 +8,10 @@ use super::suite::{Place, Suite};
 use crate::cargo::{self, nightly_cargo};
 use crate::workspace;
 use anyhow::{Result, ensure};
-use std::process::Command;
+use std::panic::resume_unwind;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 /// Tests to run under Miri.
@@ -21,8 +24,13 @@ struct UnderMiri {
 }
 
 /// What Miri runs: all that stays in Rust, the fake fabric included. It cannot call the C libraries, so what
-/// needs one is marked at the test with `cfg_attr(miri, ignore = "…")`, or skipped here.
+/// needs one is marked at the test with `cfg_attr(miri, ignore = "…")`, or skipped here. What takes longest comes first.
 const MIRI: &[UnderMiri] = &[
+    UnderMiri {
+        package: "fake-verbs",
+        targets: &["--tests"],
+        tests: &[],
+    },
     UnderMiri {
         package: "rdma-core-rs",
         // Not `refused`, which leaks on purpose, and of `scenarios` some: all take half an hour.
@@ -49,11 +57,6 @@ const MIRI: &[UnderMiri] = &[
             "--skip",
             "any_order_of_events",
         ],
-    },
-    UnderMiri {
-        package: "fake-verbs",
-        targets: &["--tests"],
-        tests: &[],
     },
     UnderMiri {
         package: "rdma-msg",
@@ -114,27 +117,47 @@ pub(crate) fn miri(filter: Option<&str>, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     add_components()?;
-    for UnderMiri {
-        package,
-        targets,
-        tests,
-    } in MIRI
-    {
+    let next = Mutex::new(MIRI.iter());
+    let tally = Mutex::new(tally);
+    let lane = || -> Result<()> {
+        loop {
+            let Some(part) = locked(&next).next() else {
+                return Ok(());
+            };
+            let mut own = Tally::default();
+            part.run(filter, &mut own)?;
+            locked(&tally).add(own);
+        }
+    };
+    // Miri uses one processor, whatever the program does.
+    thread::scope(|scope| {
+        let other = scope.spawn(lane);
+        lane()?;
+        other.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+impl UnderMiri {
+    fn run(&self, filter: Option<&str>, tally: &mut Tally) -> Result<()> {
         let Some(mut command) = nightly_cargo("miri test --package") else {
             return Ok(());
         };
-        command.arg(package).args(*targets).arg("--");
+        command.arg(self.package).args(self.targets).arg("--");
         // Several filters mean any of them, so the user's takes the place of ours.
         match filter {
             Some(filter) => command.arg(filter),
-            None => command.args(*tests),
+            None => command.args(self.tests),
         };
         // A file that Miri keeps from the test is one that cannot be opened, not the end of the run.
         command.env("MIRIFLAGS", "-Zmiri-isolation-error=hide");
         command.env("CARGO_TARGET_DIR", workspace::target().join("miri"));
-        host::run_all(&format!("Miri {package}"), command, MIRI_PATIENCE, tally)?;
+        let title = format!("Miri {} {}", self.package, self.targets.join(" "));
+        host::run_all(&title, command, MIRI_PATIENCE, tally)
     }
-    Ok(())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn add_components() -> Result<()> {
@@ -152,6 +175,12 @@ fn add_components() -> Result<()> {
         status.success(),
         "rustup cannot add Miri to the nightly toolchain"
     );
+    // Once, before two of them find that it is missing.
+    let ready = nightly_cargo("miri setup").is_none_or(|mut setup| {
+        let status = setup.stdin(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    });
+    ensure!(ready, "cargo miri setup failed");
     Ok(())
 }
 
