@@ -9,7 +9,7 @@
 //! connection manager; then timers. What a completion means for the *life* of its endpoint is only
 //! noted while the batch is handled, and acted upon after it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::mem;
 use std::net::SocketAddr;
@@ -423,8 +423,8 @@ pub(crate) struct State {
     pub(crate) pd: ProtectionDomain,
     /// Endpoints whose life has to be looked at after the batch.
     pub(crate) attention: Vec<u32>,
-    /// Endpoints that lack receives since the pool was dry.
-    pub(crate) dry: Vec<u32>,
+    /// Endpoints that lack receives since the pool was dry, the one whose turn it is first.
+    pub(crate) dry: VecDeque<u32>,
     timers: BTreeSet<(Instant, u32)>,
     /// When the poller reports an alarm: never later than the first timer. (It can be earlier, when
     /// that timer is gone; then there is nothing to do.)
@@ -481,7 +481,7 @@ impl State {
             pool: pool.shared(),
             pd,
             attention: Vec::new(),
-            dry: Vec::new(),
+            dry: VecDeque::new(),
             timers: BTreeSet::new(),
             alarm: None,
             wakers: Vec::new(),

@@ -93,6 +93,19 @@ fn operations_allocate_nothing_after_the_first_ones() {
             drop(server.recv().unwrap());
             operation.wait().unwrap();
         });
+        let no_more = EndpointConfig {
+            extra_bufs: Some(0),
+            ..config.clone()
+        };
+        let (sender, receiver) = pair_with(&config, &no_more);
+        assert_frugal("receives that wait for the pool", || {
+            let received: [_; 2] = std::array::from_fn(|_| {
+                sender.send_slice(b"small").unwrap().wait().unwrap();
+                receiver.recv().unwrap()
+            });
+            drop(received);
+        });
+        assert!(receiver.stats().receives_delayed > 50);
         assert_frugal("writes and reads", || {
             let buf = client
                 .write(filled(&client, &[2; 64]), remote)

@@ -9,7 +9,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, all_rights, any_port, filled, manual, one_of_each, pair, pair_with, small};
+use common::{
+    LIMIT, all_rights, any_port, connect_on, filled, manual, one_of_each, pair, pair_with, small,
+};
 use fake_verbs::{Completion, Config, Delivery, Fabric};
 use rdma_msg::{
     Access, Cause, CloseError, CmError, Endpoint, EndpointConfig, Listener, OpError, OpKind,
@@ -894,6 +896,41 @@ fn receives_wait_for_the_pool_and_come_back_with_it() {
             b"again"
         );
     });
+}
+
+#[test]
+fn a_busy_endpoint_leaves_the_receives_of_a_quiet_one_alone() {
+    for handled_in_between in [true, false] {
+        let _fabric = Fabric::new();
+        let config = WorkerConfig {
+            buf_size: 256,
+            buf_count: 16, // just the receives of two
+            ..WorkerConfig::default()
+        };
+        let worker = Worker::for_addr(any_port(1), &config).unwrap();
+        let (quiet, quiet_peer) = connect_on(&worker, &small());
+        let (busy, busy_peer) = connect_on(&worker, &small());
+        let message = |from: &Endpoint, to: &Endpoint| {
+            from.send_slice(b"take this").unwrap().wait().unwrap();
+            to.recv().unwrap().buf
+        };
+        let kept: Vec<_> = (0..8).map(|_| message(&quiet_peer, &quiet)).collect();
+        worker.prepare_wait(); // from here on each one handles what there is
+
+        for _ in 0..6 {
+            drop(message(&busy_peer, &busy));
+            if handled_in_between {
+                worker.prepare_wait();
+            }
+        }
+
+        quiet_peer.send_slice(b"and I?").unwrap().wait().unwrap();
+        let soon = Instant::now() + LIMIT;
+        let received = quiet.recv_deadline(soon).unwrap().unwrap();
+        assert_eq!(&received.buf[..], b"and I?");
+        assert!(busy.is_open());
+        drop(kept);
+    }
 }
 
 #[test]

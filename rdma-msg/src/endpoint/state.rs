@@ -19,7 +19,7 @@ use crate::error::{Addrs, Cause, OpenError, PostErrorKind};
 use crate::handshake;
 use crate::lifecycle::{self, Actions, Input};
 use crate::op::{Payload, Received};
-use crate::pool::Buf;
+use crate::pool::{Buf, PoolError};
 use crate::post::{Flags, Posted, Poster, Verb};
 use crate::tracker::{Claim, LaneId, LaneLimits, Success, Tally};
 use crate::wait::Waiters;
@@ -361,10 +361,8 @@ impl State {
             return Ok(());
         }
         ep.missing = ep.config.recv_depth;
-        match self.refill(index) {
-            Ok(()) => {}
-            Err(Refill::PoolIsDry(error)) => return Err(OpenError::Pool(error)),
-            Err(Refill::Refused(kind)) => return Err(OpenError::Post(kind)),
+        while self.endpoints[index as usize].missing > 0 {
+            self.refill_one(index)?;
         }
         Ok(())
     }
@@ -830,10 +828,19 @@ fn cause_of_step(before: lifecycle::State, input: Input) -> Option<Cause> {
     }
 }
 
-/// Why managed receives could not all be posted.
+/// Why a managed receive could not be posted.
 enum Refill {
-    PoolIsDry(crate::pool::PoolError),
+    PoolIsDry(PoolError),
     Refused(PostErrorKind),
+}
+
+impl From<Refill> for OpenError {
+    fn from(refill: Refill) -> OpenError {
+        match refill {
+            Refill::PoolIsDry(error) => OpenError::Pool(error),
+            Refill::Refused(kind) => OpenError::Post(kind),
+        }
+    }
 }
 
 /// Messages.
@@ -874,7 +881,11 @@ impl State {
             ep.missing += 1;
             // A receive that cannot be posted now is when the pool has a buffer; anything worse has
             // been noted, and ends the endpoint: at once, for perhaps nobody polls again.
-            let _ = self.refill(index);
+            let waits =
+                !self.dry.is_empty() || matches!(self.refill_one(index), Err(Refill::PoolIsDry(_)));
+            if waits {
+                self.refill_in_turn(index);
+            }
             if !self.attention.is_empty() {
                 self.attend();
             }
@@ -882,17 +893,13 @@ impl State {
         Some(received)
     }
 
-    /// Posts the managed receives that are missing.
-    fn refill(&mut self, index: u32) -> Result<(), Refill> {
-        while self.endpoints[index as usize].missing > 0 {
-            let Some(buf) = self.pool.take_or_call_back(0) else {
-                self.note_dry(index);
-                let count = self.pool.count();
-                return Err(Refill::PoolIsDry(crate::pool::PoolError::Empty { count }));
-            };
-            self.post_managed(index, buf).map_err(Refill::Refused)?;
-        }
-        Ok(())
+    /// Posts one of the managed receives that are missing.
+    fn refill_one(&mut self, index: u32) -> Result<(), Refill> {
+        let Some(buf) = self.pool.take_or_call_back(0) else {
+            let count = self.pool.count();
+            return Err(Refill::PoolIsDry(PoolError::Empty { count }));
+        };
+        self.post_managed(index, buf).map_err(Refill::Refused)
     }
 
     fn post_managed(&mut self, index: u32, buf: Buf) -> Result<(), PostErrorKind> {
@@ -916,27 +923,39 @@ impl State {
         Ok(())
     }
 
+    /// The pool is dry, or others lack receives already: this endpoint stands behind them.
     #[cold]
-    fn note_dry(&mut self, index: u32) {
-        self.endpoints[index as usize].receives_delayed += 1;
+    fn refill_in_turn(&mut self, index: u32) {
         if !self.dry.contains(&index) {
-            self.dry.push(index);
+            self.dry.push_back(index);
+        }
+        self.refill_dry();
+        let ep = &mut self.endpoints[index as usize];
+        ep.receives_delayed += u64::from(ep.missing > 0);
+    }
+
+    /// The pool may have buffers again: they go to those who lack receives one by one, in turn, so
+    /// that nobody waits for ever behind one that is always short of some.
+    #[cold]
+    pub(crate) fn refill_dry(&mut self) {
+        while let Some(&index) = self.dry.front() {
+            let again = self.lacks_receives(index)
+                && match self.refill_one(index) {
+                    Ok(()) => self.lacks_receives(index),
+                    Err(Refill::PoolIsDry(_)) => return,
+                    Err(Refill::Refused(_)) => false, // noted
+                };
+            self.dry.pop_front();
+            if again {
+                self.dry.push_back(index);
+            }
         }
     }
 
-    /// The pool has buffers again.
-    pub(crate) fn refill_dry(&mut self) {
-        for _ in 0..self.dry.len() {
-            let Some(index) = self.dry.pop() else { return };
-            if self
-                .endpoints
-                .get(index as usize)
-                .is_some_and(|ep| ep.life.takes_receives())
-                && matches!(self.refill(index), Err(Refill::PoolIsDry(_)))
-            {
-                return;
-            }
-        }
+    fn lacks_receives(&self, index: u32) -> bool {
+        self.endpoints
+            .get(index as usize)
+            .is_some_and(|ep| ep.missing > 0 && ep.life.takes_receives())
     }
 
     /// What posting needs, if the endpoint has a queue pair. Not in a child of `fork`: what is posted
