@@ -198,6 +198,13 @@ pub enum Cause {
         /// As reported by the connection manager.
         status: i32,
     },
+    /// The connection manager's events could not be fetched (out of memory: for more than a second),
+    /// so that an end of the connection would not have been noticed.
+    #[doc(alias = "rdma_get_cm_event")]
+    ConnectionManagerError {
+        /// What the call said, or 0.
+        errno: i32,
+    },
     /// The RDMA device went away, or failed for good.
     #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
     DeviceRemoved,
@@ -227,6 +234,10 @@ impl fmt::Display for Cause {
             Cause::Operation(failure) => failure.fmt(f),
             Cause::Disconnected => f.write_str("disconnected by the peer"),
             Cause::Unreachable { status } => write!(f, "the peer is unreachable (status {status})"),
+            Cause::ConnectionManagerError { errno } => write!(
+                f,
+                "the connection manager's events could not be fetched (errno {errno})"
+            ),
             Cause::DeviceRemoved => f.write_str("the RDMA device was removed or failed"),
             Cause::ClosedLocally => f.write_str("closed on this side"),
             Cause::NotEstablished => f.write_str("the connection was not established"),

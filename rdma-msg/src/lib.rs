@@ -72,6 +72,7 @@
 //! | the device is removed, or says that it failed for good | end | [`Cause::DeviceRemoved`], all of all workers on it | 0.5 s |
 //! | the device says that a queue pair failed | end | [`Cause::Operation`] if one of its operations fails, else [`Cause::QueuePairError`] | 0.5 s |
 //! | the device says that a completion queue failed | end | [`Cause::CompletionQueueError`], all of the worker | 0.5 s |
+//! | the connection manager's events cannot be fetched | end | [`Cause::ConnectionManagerError`] | at once; a second if there is no memory for them |
 //! | a queue pair cannot be destroyed | end; buffers the NIC may still use are leaked, counted ([`WorkerStats::leaked`]) and logged | gone | |
 //! | nobody listens, or the listener says no | - | [`OpenError::Cm`] with `Refused` or `Rejected` | a round trip |
 //! | nobody answers a connect | - | [`OpenError::Cm`], timed out, with the step | `connect_deadline` (the connection manager alone: 100 s) |

@@ -109,6 +109,21 @@ impl Poller {
         self.add(fd, index.into())
     }
 
+    /// Whether anything is reported of an endpoint's descriptor, which stays in the set.
+    pub(crate) fn watch_endpoint(&self, fd: BorrowedFd<'_>, index: u32, watched: bool) {
+        if !self.birth.is_here() {
+            return;
+        }
+        let data = epoll::EventData::new_u64(index.into());
+        let flags = match watched {
+            true => FLAGS,
+            false => FLAGS.difference(epoll::EventFlags::IN),
+        };
+        if let Err(error) = epoll::modify(&self.epoll, fd, data, flags) {
+            log::warn!("epoll_ctl: {error}");
+        }
+    }
+
     pub(crate) fn add_device(&self, events: &AsyncEvents) -> io::Result<()> {
         self.add(events.as_fd(), DEVICE)
     }
@@ -326,6 +341,23 @@ mod tests {
         }
         poller.calm_alarm();
         assert_eq!(poller.wait(Some(Duration::ZERO)).iter().count(), 0);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_not_watched_is_not_reported_until_it_is_again() {
+        let (poller, source) = (
+            Poller::new().unwrap(),
+            eventfd(1, EventfdFlags::CLOEXEC).unwrap(),
+        );
+        poller.add_endpoint(source.as_fd(), 7).unwrap();
+        let reported = || {
+            let batch = poller.wait(Some(Duration::ZERO));
+            batch.iter().collect::<Vec<_>>()
+        };
+        poller.watch_endpoint(source.as_fd(), 7, false);
+        assert_eq!(reported(), []);
+        poller.watch_endpoint(source.as_fd(), 7, true);
+        assert_eq!(reported(), [Ready::Endpoint(7)]);
     }
 
     #[test]

@@ -425,7 +425,7 @@ pub(crate) struct State {
     pub(crate) attention: Vec<u32>,
     /// Endpoints that lack receives since the pool was dry, the one whose turn it is first.
     pub(crate) dry: VecDeque<u32>,
-    timers: BTreeSet<(Instant, u32)>,
+    timers: BTreeSet<(Instant, Timer)>,
     /// When the poller reports an alarm: never later than the first timer. (It can be earlier, when
     /// that timer is gone; then there is nothing to do.)
     alarm: Option<Instant>,
@@ -449,6 +449,15 @@ pub(crate) struct State {
     pub(crate) device: Option<Membership>,
     /// What has broken all of it, so that nothing can be begun any more.
     pub(crate) failed: Option<Cause>,
+}
+
+/// What has its time, and of which endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// The endpoint is to be looked at.
+    Life(u32),
+    /// Its connection manager is to be asked again.
+    AskAgain(u32),
 }
 
 /// Completions that are fetched at once.
@@ -787,12 +796,22 @@ impl State {
 
     /// Sets when an endpoint has to be looked at, in place of the time before.
     pub(crate) fn set_timer(&mut self, index: u32, at: Option<Instant>) {
-        let ep = &mut self.endpoints[index as usize];
-        if let Some(old) = mem::replace(&mut ep.timer, at) {
-            self.timers.remove(&(old, index));
+        let old = mem::replace(&mut self.endpoints[index as usize].timer, at);
+        self.change_timer(Timer::Life(index), old, at);
+    }
+
+    /// Sets when its connection manager has to be asked again, in place of the time before.
+    pub(crate) fn set_ask_again(&mut self, index: u32, at: Option<Instant>) {
+        let old = mem::replace(&mut self.endpoints[index as usize].ask_again, at);
+        self.change_timer(Timer::AskAgain(index), old, at);
+    }
+
+    fn change_timer(&mut self, timer: Timer, old: Option<Instant>, at: Option<Instant>) {
+        if let Some(old) = old {
+            self.timers.remove(&(old, timer));
         }
         if let Some(at) = at {
-            self.timers.insert((at, index));
+            self.timers.insert((at, timer));
             self.set_alarm();
         }
     }
@@ -816,14 +835,24 @@ impl State {
     }
 
     fn run_timers(&mut self, now: Instant) {
-        while let Some(&(at, index)) = self.timers.first() {
+        while let Some(&(at, timer)) = self.timers.first() {
             if at > now {
                 return;
             }
             self.timers.pop_first();
-            if let Some(ep) = self.endpoints.get_mut(index as usize) {
-                ep.timer = None;
-                self.timer_ran_out(index, now);
+            let (Timer::Life(index) | Timer::AskAgain(index)) = timer;
+            let Some(ep) = self.endpoints.get_mut(index as usize) else {
+                continue;
+            };
+            match timer {
+                Timer::Life(_) => {
+                    ep.timer = None;
+                    self.timer_ran_out(index, now);
+                }
+                Timer::AskAgain(_) => {
+                    ep.ask_again = None;
+                    self.connection_news(index);
+                }
             }
         }
     }

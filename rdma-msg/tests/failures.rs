@@ -19,10 +19,13 @@ use rdma_msg::{
     WorkerConfig,
 };
 
+const EINTR: i32 = 4;
+const EBADF: i32 = 9;
 const ENOMEM: i32 = 12;
 const UNREACHABLE: u32 = 7;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
+const ADDR_CHANGE: u32 = 14;
 const TIMEWAIT_EXIT: u32 = 15;
 const WR_FLUSH_ERR: u32 = 5;
 
@@ -234,13 +237,8 @@ fn news_of_the_connection_manager_ends_the_connection_at_once() {
             .unwrap()
             .wait()
             .unwrap();
-        let passive = fabric
-            .ids()
-            .into_iter()
-            .find(|id| id.passive && id.peer.is_some())
-            .unwrap();
 
-        fabric.inject_cm_event(passive.name, event, status);
+        fabric.inject_cm_event(passive_id(&fabric), event, status);
 
         assert_eq!(&server.recv().unwrap().buf[..], b"arrived before");
         let RecvError::Closed(closed) = server.recv().unwrap_err() else {
@@ -252,6 +250,69 @@ fn news_of_the_connection_manager_ends_the_connection_at_once() {
             fabric.qps().iter().all(|qp| qp.qp_num != server.qp_num()),
             "destroyed by itself"
         );
+    }
+}
+
+/// The id of the server's endpoint.
+fn passive_id(fabric: &Fabric) -> fake_verbs::IdName {
+    let mut ids = fabric.ids().into_iter();
+    ids.find(|id| id.passive && id.peer.is_some()).unwrap().name
+}
+
+/// Has the connection manager's next events be refused `count` times.
+fn refuse_cm_events(fabric: &Fabric, count: u64, errno: i32) {
+    (0..count).for_each(|nth| fabric.fail_nth("rdma_get_cm_event", nth, errno));
+}
+
+#[test]
+fn no_memory_for_an_event_of_the_connection_manager_ends_nothing() {
+    for errno in [ENOMEM, EINTR] {
+        let fabric = Fabric::new();
+        let (client, server) = pair();
+        let id = passive_id(&fabric);
+        refuse_cm_events(&fabric, 3, errno);
+        fabric.inject_cm_event(id, ADDR_CHANGE, 0);
+        let end = Instant::now() + LIMIT;
+        while fabric.failed_calls().len() < 3 {
+            assert!(Instant::now() < end, "it was not asked again");
+            let soon = Instant::now() + Duration::from_millis(20);
+            assert!(server.recv_deadline(soon).unwrap().is_none());
+        }
+        client.send_slice(b"I am here").unwrap().wait().unwrap();
+        assert_eq!(&server.recv().unwrap().buf[..], b"I am here");
+
+        // What comes after it is heard, and what the event says is the cause.
+        refuse_cm_events(&fabric, 3, errno);
+        fabric.inject_cm_event(id, DISCONNECTED, 0);
+        let RecvError::Closed(cause) = server.recv().unwrap_err() else {
+            panic!()
+        };
+        assert_eq!(*cause, Cause::Disconnected);
+        assert_eq!(fabric.failed_calls().len(), 6);
+    }
+}
+
+#[test]
+fn events_that_cannot_be_fetched_for_long_end_the_connection_without_spinning() {
+    for (errno, most) in [(ENOMEM, 20), (EBADF, 2)] {
+        let fabric = Fabric::new();
+        let (client, server) = pair();
+        refuse_cm_events(&fabric, 10_000, errno);
+        fabric.inject_cm_event(passive_id(&fabric), ADDR_CHANGE, 0);
+        if errno == ENOMEM {
+            let later = Instant::now() + Duration::from_millis(50);
+            assert!(server.recv_deadline(later).unwrap().is_none());
+            client.send_slice(b"I am here").unwrap().wait().unwrap();
+            assert_eq!(&server.recv().unwrap().buf[..], b"I am here");
+        }
+        let ended = server.recv_deadline(Instant::now() + LIMIT).unwrap_err();
+        assert!(
+            matches!(&ended, RecvError::Closed(cause)
+                if **cause == Cause::ConnectionManagerError { errno }),
+            "{ended}"
+        );
+        let failed = fabric.failed_calls().len();
+        assert!(failed <= most, "{failed} times");
     }
 }
 

@@ -11,6 +11,7 @@ use rdma_cm::{
     CmError, ConnParam, Connecting, Connection, ConnectionEvent, Resolved, Resolving, Step,
 };
 use rdma_core_rs::{QpConfig, QueuePair};
+use rustix::io::Errno;
 
 use super::far_future;
 use super::watchdog::Watchdog;
@@ -92,6 +93,10 @@ pub(crate) struct Ep {
     /// Why it has to end, found where nothing can be done about it.
     pub(crate) bad_news: Option<Cause>,
     pub(crate) timer: Option<Instant>,
+    /// When to ask the connection manager again, whose events could not be fetched.
+    pub(crate) ask_again: Option<Instant>,
+    /// How often in a row that failed. Its descriptor is not watched meanwhile.
+    failed_asks: u32,
     pub(super) watchdog: Watchdog,
 
     pub(crate) open_error: Option<OpenError>,
@@ -119,6 +124,11 @@ impl Ep {
 /// How long the flush of what is in flight may take, before the queue pair is destroyed and the rest
 /// is ended without it. Devices need microseconds; some forget receives.
 const FLUSH_TIME: Duration = Duration::from_millis(500);
+
+/// How often the connection manager is asked again when there is no memory for its events: after a
+/// millisecond, then after twice as long each time, so for a second altogether.
+const ASKS_AGAIN: u32 = 10;
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Making endpoints.
 impl State {
@@ -196,6 +206,8 @@ impl State {
             first_receive: false,
             bad_news: None,
             timer: None,
+            ask_again: None,
+            failed_asks: 0,
             watchdog: Watchdog::default(),
             open_error: None,
             was_open: false,
@@ -396,6 +408,7 @@ impl State {
     pub(crate) fn remove(&mut self, index: u32) -> Option<Ep> {
         self.step(index, Input::Abort);
         self.set_timer(index, None);
+        self.set_ask_again(index, None);
         self.dry.retain(|&other| other != index);
         self.attention.retain(|&other| other != index);
         let ep = self.endpoints.try_remove(index as usize);
@@ -486,7 +499,7 @@ impl State {
         self.connection_news(index);
     }
 
-    fn connection_news(&mut self, index: u32) {
+    pub(crate) fn connection_news(&mut self, index: u32) {
         loop {
             let Some(ep) = self.endpoints.get(index as usize) else {
                 return;
@@ -494,20 +507,16 @@ impl State {
             let Link::Up(connection) = &ep.link else {
                 return;
             };
-            let event = match connection.try_event() {
-                Ok(Some(event)) => event,
-                Ok(None) => return,
-                Err(error) => {
-                    log::error!("the connection manager failed: {error}");
-                    return self.bad_news(
-                        index,
-                        Cause::Unreachable {
-                            status: error.errno().map_or(0, |errno| -errno),
-                        },
-                    );
+            let (asked, qp_num) = (connection.try_event(), ep.qp_num);
+            let event = match asked {
+                Ok(event) => {
+                    self.ask_succeeded(index);
+                    event
                 }
+                Err(error) => return self.ask_failed(index, &error),
             };
-            log::debug!("queue pair {}: {event}", ep.qp_num);
+            let Some(event) = event else { return };
+            log::debug!("queue pair {qp_num}: {event}");
             match cause_of(event) {
                 Some(cause) => self.bad_news(index, cause),
                 None if event == ConnectionEvent::Established => {
@@ -515,6 +524,44 @@ impl State {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// The event is still there, and the connection as it was. Its descriptor stays readable, so it
+    /// is not watched until asking succeeds.
+    fn ask_failed(&mut self, index: u32, error: &CmError) {
+        let ep = &mut self.endpoints[index as usize];
+        if ep.ask_again.is_some() {
+            return; // asked by the way
+        }
+        let (qp_num, failed_before) = (ep.qp_num, ep.failed_asks);
+        ep.failed_asks += 1;
+        if failed_before == 0 {
+            self.watch_link(index, false);
+        }
+        let errno = error.errno().unwrap_or(0);
+        let may_pass = [Errno::NOMEM, Errno::INTR].map(Errno::raw_os_error);
+        if may_pass.contains(&errno) && failed_before < ASKS_AGAIN {
+            log::warn!("queue pair {qp_num}: {error}; the connection manager is asked again");
+            let pause = FIRST_PAUSE * (1 << failed_before);
+            self.set_ask_again(index, Some(Instant::now() + pause));
+            return;
+        }
+        log::error!("queue pair {qp_num}: {error}; the connection is given up");
+        self.bad_news(index, Cause::ConnectionManagerError { errno });
+    }
+
+    fn ask_succeeded(&mut self, index: u32) {
+        let ep = &mut self.endpoints[index as usize];
+        if mem::take(&mut ep.failed_asks) > 0 {
+            self.set_ask_again(index, None);
+            self.watch_link(index, true);
+        }
+    }
+
+    fn watch_link(&self, index: u32, watched: bool) {
+        if let Some(fd) = self.endpoints[index as usize].link.fd() {
+            self.poller_ref().watch_endpoint(fd, index, watched);
         }
     }
 
