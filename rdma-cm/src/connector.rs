@@ -117,7 +117,7 @@ impl Connector {
     ///
     /// Those of [`start`](Self::start) and [`Resolving::advance`].
     pub fn resolve(self) -> Result<Resolved> {
-        self.start()?.wait()
+        self.start().map_err(CmError::with_candidates)?.wait()
     }
 }
 
@@ -151,8 +151,7 @@ impl Resolving {
         let mut id = CmId::new(port_space)?;
         id.set_options(options)?;
         let attempt = FIRST_ATTEMPT.min(deadline.left());
-        id.resolve_addr(source, peer, attempt)
-            .map_err(CmError::with_candidates)?;
+        id.resolve_addr(source, peer, attempt)?;
         Ok(Self {
             channel: id.shared_channel(),
             id: Some(id),
@@ -192,14 +191,11 @@ impl Resolving {
             .id
             .take()
             .ok_or(CmError::Finished { step: self.step() })?;
-        match self.drive(&mut id) {
-            Ok(true) => Ok(Some(id)),
-            Ok(false) => {
-                self.id = Some(id);
-                Ok(None)
-            }
-            Err(error) => Err(error.with_candidates()),
+        if self.drive(&mut id)? {
+            return Ok(Some(id));
         }
+        self.id = Some(id);
+        Ok(None)
     }
 
     /// Handles the events that wait; whether all is resolved.
@@ -254,7 +250,7 @@ impl Resolving {
     /// Those of [`advance`](Self::advance).
     pub fn wait(mut self) -> Result<Resolved> {
         loop {
-            if let Some(resolved) = self.advance()? {
+            if let Some(resolved) = self.advance().map_err(CmError::with_candidates)? {
                 return Ok(resolved);
             }
             self.channel.wait(Some(self.deadline()))?;
@@ -568,7 +564,7 @@ pub(crate) fn check_source(peer: SocketAddr, source: Option<SocketAddr>) -> Resu
             allowed: "an address of the peer's family is needed",
         }),
         Some(source) if source.ip().is_loopback() && !peer.ip().is_loopback() => {
-            Err(CmError::no_device(source).with_candidates())
+            Err(CmError::no_device(source))
         }
         _ => Ok(()),
     }

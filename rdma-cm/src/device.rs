@@ -89,18 +89,21 @@ impl CmError {
     /// The error for an address without a device; [`with_candidates`](Self::with_candidates) adds
     /// what would do.
     pub(crate) fn no_device(addr: SocketAddr) -> Self {
-        Self::NoDevice {
-            addr,
-            known: Vec::new(),
-        }
+        Self::NoDevice { addr, known: None }
     }
 
-    /// Adds the addresses that would do to a [`NoDevice`](Self::NoDevice), as far as they can be
-    /// found out. Apart from making the error, because finding them makes such errors.
-    pub(crate) fn with_candidates(self) -> Self {
+    /// Adds the addresses that would do to a [`NoDevice`](Self::NoDevice) that has none, as far as they
+    /// can be found out; any other error stays as it is.
+    ///
+    /// The calls of this crate that wait do that themselves. Those that do not, such as
+    /// [`Resolving::advance`](crate::Resolving::advance), and the awaited ones leave it to the program:
+    /// each address of this host is bound for it, which takes milliseconds.
+    #[must_use]
+    pub fn with_candidates(self) -> Self {
+        // Apart from making the error, because finding them makes such errors.
         match self {
-            Self::NoDevice { addr, .. } => {
-                let known = device_addresses().unwrap_or_default();
+            Self::NoDevice { addr, known: None } => {
+                let known = Some(device_addresses().unwrap_or_default());
                 Self::NoDevice { addr, known }
             }
             other => other,

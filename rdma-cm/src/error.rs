@@ -107,12 +107,13 @@ pub enum CmError {
     },
 
     /// No RDMA device has the local address asked for, or none lies on the way to the peer.
-    #[error("no RDMA device has the address {addr}, or leads there; {}", Candidates(.known))]
+    #[error("no RDMA device has the address {addr}, or leads there{}", Candidates(.known))]
     NoDevice {
         /// The address: the local one if one was given, the peer's otherwise.
         addr: SocketAddr,
-        /// The addresses of this host that do belong to an RDMA device.
-        known: Vec<DeviceAddress>,
+        /// The addresses of this host that do belong to an RDMA device, if they were looked for: calls
+        /// that wait do that, the others leave it to [`with_candidates`](CmError::with_candidates).
+        known: Option<Vec<DeviceAddress>>,
     },
 
     /// The routing table of this host has no way to the peer.
@@ -383,15 +384,16 @@ impl CmError {
     }
 }
 
-/// The addresses that would do, as a half sentence.
-struct Candidates<'a>(&'a [DeviceAddress]);
+/// The addresses that would do, as a half sentence, or nothing.
+struct Candidates<'a>(&'a Option<Vec<DeviceAddress>>);
 
 impl fmt::Display for Candidates<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((first, rest)) = self.0.split_first() else {
-            return f.write_str("no address of this host belongs to one");
+        let Some(known) = self.0 else { return Ok(()) };
+        let Some((first, rest)) = known.split_first() else {
+            return f.write_str("; no address of this host belongs to one");
         };
-        write!(f, "these do: {first}")?;
+        write!(f, "; these do: {first}")?;
         rest.iter().try_for_each(|addr| write!(f, ", {addr}"))
     }
 }
@@ -466,7 +468,7 @@ mod tests {
         }];
         let error = CmError::NoDevice {
             addr: "127.0.0.1:5".parse().unwrap(),
-            known,
+            known: Some(known),
         };
         assert_eq!(
             error.to_string(),
@@ -474,11 +476,15 @@ mod tests {
         );
         let none = CmError::NoDevice {
             addr: peer(),
-            known: Vec::new(),
+            known: Some(Vec::new()),
         };
         assert!(
             none.to_string()
-                .ends_with("no address of this host belongs to one")
+                .ends_with("; no address of this host belongs to one")
+        );
+        assert_eq!(
+            CmError::no_device(peer()).to_string(),
+            "no RDMA device has the address 192.168.99.2:7471, or leads there"
         );
     }
 

@@ -90,9 +90,7 @@ impl Join {
         check_source(self.group, self.source)?;
         let deadline = Deadline::after(self.deadline);
         let mut id = CmId::new(PortSpace::Udp)?;
-        let step = self
-            .begin(&mut id, deadline)
-            .map_err(CmError::with_candidates)?;
+        let step = self.begin(&mut id, deadline)?;
         Ok(Joining {
             channel: id.shared_channel(),
             id: Some(id),
@@ -123,7 +121,7 @@ impl Join {
     ///
     /// Those of [`start`](Self::start) and [`Joining::advance`].
     pub fn join(self) -> Result<Membership> {
-        self.start()?.wait()
+        self.start().map_err(CmError::with_candidates)?.wait()
     }
 }
 
@@ -162,9 +160,7 @@ impl Joining {
                     return Membership::new(id, self.join.group, news).map(Some);
                 }
                 EventType::AddrError | EventType::MulticastError | EventType::DeviceRemoval => {
-                    return Err(
-                        CmError::from_news(self.step, self.join.group, news, &id).with_candidates()
-                    );
+                    return Err(CmError::from_news(self.step, self.join.group, news, &id));
                 }
                 _ => {}
             }
@@ -183,7 +179,7 @@ impl Joining {
     /// Those of [`advance`](Self::advance).
     pub fn wait(mut self) -> Result<Membership> {
         loop {
-            if let Some(membership) = self.advance()? {
+            if let Some(membership) = self.advance().map_err(CmError::with_candidates)? {
                 return Ok(membership);
             }
             self.channel.wait(Some(self.deadline()))?;

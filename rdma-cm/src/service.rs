@@ -111,7 +111,7 @@ impl Lookup {
     ///
     /// Those of [`start`](Self::start) and [`LookingUp::advance`].
     pub fn find(self) -> Result<Service> {
-        self.start()?.wait()
+        self.start().map_err(CmError::with_candidates)?.wait()
     }
 }
 
@@ -188,7 +188,7 @@ impl LookingUp {
     /// Those of [`advance`](Self::advance).
     pub fn wait(mut self) -> Result<Service> {
         loop {
-            if let Some(service) = self.advance()? {
+            if let Some(service) = self.advance().map_err(CmError::with_candidates)? {
                 return Ok(service);
             }
             self.channel.wait(Some(self.deadline()))?;

@@ -235,6 +235,37 @@ fn the_deadline_holds_at_each_step() {
 }
 
 #[test]
+fn only_calls_that_wait_look_for_the_addresses_that_would_do() {
+    let fabric = Fabric::new();
+    let mut by_peer = Connector::new(addr("127.0.0.1", 1)).start().unwrap();
+    let mut looking_up = Lookup::new(addr("127.0.0.1", 1)).start().unwrap();
+    let made = fabric.count_of("rdma_create_id");
+    let by_peer = drive::<_, CmError>(|| by_peer.advance())
+        .map(drop)
+        .unwrap_err();
+    let looking_up = drive::<_, CmError>(|| looking_up.advance())
+        .map(drop)
+        .unwrap_err();
+    let by_source = Connector::new(addr(SERVER, 1))
+        .source(addr("127.0.0.1", 0))
+        .start()
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(fabric.count_of("rdma_create_id"), made);
+    for error in [by_peer, looking_up, by_source] {
+        assert!(
+            matches!(error, CmError::NoDevice { known: None, .. }),
+            "{error}"
+        );
+        let error = error.with_candidates();
+        assert!(
+            matches!(error, CmError::NoDevice { known: Some(_), .. }),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_route_or_a_device_that_is_missing_is_named() {
     let _fabric = Fabric::new();
     let error = Connector::new(addr("192.0.2.1", 1))
@@ -246,11 +277,12 @@ fn a_route_or_a_device_that_is_missing_is_named() {
         .resolve()
         .map(drop)
         .unwrap_err();
-    assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+    let looked_for = |error| matches!(error, CmError::NoDevice { known: Some(_), .. });
+    assert!(looked_for(error));
     let error = Listener::bind(addr("127.0.0.1", 0), &ListenOptions::default())
         .map(drop)
         .unwrap_err();
-    assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+    assert!(looked_for(error));
     assert!(rdma_cm::context_for(addr("127.0.0.1", 0)).is_err());
     assert_eq!(
         rdma_cm::context_for(addr(SERVER, 0)).unwrap().device_name(),

@@ -770,10 +770,34 @@ fn connecting_ends_by_the_deadline_or_with_the_reason() {
     );
     let wrong = Endpoint::connect("127.0.0.1:9".parse().unwrap(), &small()).unwrap_err();
     assert!(
-        matches!(wrong, OpenError::Cm(CmError::NoDevice { .. })),
+        matches!(
+            wrong,
+            OpenError::Cm(CmError::NoDevice { known: Some(_), .. })
+        ),
         "{wrong}"
     );
     assert_eq!(worker.open_operations(), 0);
+}
+
+#[test]
+fn an_address_without_a_device_holds_up_nobody_else_on_the_worker() {
+    let fabric = Fabric::new();
+    let worker = Worker::for_addr(any_port(1), &WorkerConfig::default()).unwrap();
+    let nowhere = "127.0.0.1:9".parse().unwrap();
+    let opening = Endpoint::connect_with(&worker, nowhere, &small()).unwrap();
+    let made = fabric.count_of("rdma_create_id");
+    worker.prepare_wait();
+    worker.prepare_wait();
+    assert_eq!(fabric.count_of("rdma_create_id"), made);
+    // Who waits for it is told the addresses that would do.
+    let wrong = opening.wait().unwrap_err();
+    assert!(
+        matches!(
+            wrong,
+            OpenError::Cm(CmError::NoDevice { known: Some(_), .. })
+        ),
+        "{wrong}"
+    );
 }
 
 /// Both ways in which a deadline can be seen to have passed: by a poll, and by nobody.

@@ -317,6 +317,7 @@ impl Opening {
     pub fn wait(mut self) -> Result<Endpoint, OpenError> {
         let worker = self.worker.clone();
         match wait::wait(&worker.inner, &mut self, None) {
+            Some(Err(OpenError::Cm(error))) => Err(error.with_candidates().into()),
             Some(result) => result,
             None => unreachable!("a wait without a deadline does not time out"),
         }
