@@ -168,6 +168,8 @@ impl Worker {
     /// A buffer with `len` bytes in use: from the pool, or, if `len` is more than the pool's buffers
     /// have, registered on its own (which is slow, and freed on drop).
     ///
+    /// The bytes are what was there before, of another peer perhaps: fill all of them before sending.
+    ///
     /// # Errors
     ///
     /// [`PoolError::Empty`] if the pool has none left, [`PoolError::Register`].

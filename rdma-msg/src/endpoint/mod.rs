@@ -131,7 +131,8 @@ impl Endpoint {
         &self.worker
     }
 
-    /// A buffer with `len` bytes in use; see [`Worker::alloc`].
+    /// A buffer with `len` bytes in use, which are what was there before, of another peer perhaps: fill
+    /// all of them before sending. See [`Worker::alloc`].
     ///
     /// # Errors
     ///
