@@ -7,9 +7,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_cm::{ConnParam, IdOptions};
+use rdma_cm::{ConnParam, IdOptions, MAX_ACCEPT_DATA, MAX_CONNECT_DATA};
 
 use crate::error::OpenError;
+use crate::handshake;
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,20 +205,28 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Checks every field against its limits.
+    /// Checks every field against its limits, for the connecting side.
+    pub(crate) fn check_to_connect(&self) -> Result<(), OpenError> {
+        self.check()?;
+        self.check_private_data(MAX_CONNECT_DATA)
+    }
+
+    /// As `check_to_connect`, for the accepting side.
+    pub(crate) fn check_to_accept(&self) -> Result<(), OpenError> {
+        self.check()?;
+        self.check_private_data(MAX_ACCEPT_DATA)
+    }
+
+    /// A message takes `limit` bytes, of which the handshake needs some. (The accepting side leaves it
+    /// out if the peer does not know it, but has to be able to answer any peer.)
+    fn check_private_data(&self, limit: usize) -> Result<(), OpenError> {
+        let own = if self.handshake { handshake::LEN } else { 0 };
+        let len = self.private_data.len();
+        between("private_data.len()", len as u64, 0, (limit - own) as u64)
+    }
+
+    /// Checks what both sides have in common.
     pub(crate) fn check(&self) -> Result<(), OpenError> {
-        let between = |field, value: u64, min: u64, max: u64| {
-            if (min..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(OpenError::Config {
-                    field,
-                    value,
-                    min,
-                    max,
-                })
-            }
-        };
         between("send_depth", self.send_depth.into(), 1, MAX_DEPTH)?;
         between("recv_depth", self.recv_depth.into(), 1, MAX_DEPTH)?;
         between("max_message", self.max_message as u64, 1, 1 << 31)?;
@@ -282,6 +291,19 @@ impl EndpointConfig {
             ack_timeout: Some(self.ack_timeout),
             ..IdOptions::default()
         }
+    }
+}
+
+fn between(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), OpenError> {
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(OpenError::Config {
+            field,
+            value,
+            min,
+            max,
+        })
     }
 }
 
@@ -351,6 +373,30 @@ mod tests {
                 matches!(error, OpenError::Config { field, .. } if field == name),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn private_data_has_the_room_that_the_handshake_leaves() {
+        for (handshake, to_connect, to_accept) in [(true, 40, 180), (false, 56, 196)] {
+            let config = |len| EndpointConfig {
+                private_data: vec![1; len],
+                handshake,
+                ..Default::default()
+            };
+            config(to_connect).check_to_connect().unwrap();
+            config(to_accept).check_to_accept().unwrap();
+            for (error, max) in [
+                (config(to_connect + 1).check_to_connect(), to_connect),
+                (config(to_accept + 1).check_to_accept(), to_accept),
+            ] {
+                let text = error.unwrap_err().to_string();
+                let (asked, field) = (max + 1, "private_data.len()");
+                assert_eq!(
+                    text,
+                    format!("{field} = {asked} is not possible: 0 to {max} is allowed")
+                );
+            }
         }
     }
 

@@ -99,8 +99,53 @@ fn settings_changed_to_the_impossible_before_an_accept_are_refused() {
     };
     let error = refuse(|config| config.send_depth = u32::MAX);
     assert!(matches!(error, OpenError::Config { .. }), "{error}");
+    let error = refuse(|config| config.private_data = vec![7; 181]);
+    assert!(
+        matches!(error, OpenError::Config { max: 180, .. }),
+        "{error}"
+    );
     let error = refuse(|config| config.extra_bufs = Some(usize::MAX));
     assert!(matches!(error, OpenError::Verbs(_)), "{error}");
+}
+
+fn with_data(len: usize) -> EndpointConfig {
+    EndpointConfig {
+        private_data: vec![7; len],
+        ..small()
+    }
+}
+
+#[test]
+fn private_data_is_refused_before_anything_is_begun() {
+    let _fabric = Fabric::new();
+    let refused = |error: OpenError, limit: u64| {
+        let text = error.to_string();
+        assert!(
+            matches!(error, OpenError::Config { max, .. } if max == limit),
+            "{text}"
+        );
+    };
+    refused(
+        Listener::bind(any_port(2), &with_data(181)).unwrap_err(),
+        180,
+    );
+
+    let listener = Listener::bind(any_port(2), &small()).unwrap();
+    let addr = listener.local_addr();
+    let worker = Worker::for_addr(any_port(1), &WorkerConfig::default()).unwrap();
+    let long = with_data(41);
+    refused(Endpoint::connect(addr, &long).unwrap_err(), 40);
+    refused(
+        Endpoint::connect_with(&worker, addr, &long).unwrap_err(),
+        40,
+    );
+    refused(Endpoint::prepare(&worker, addr, &long).unwrap_err(), 40);
+    assert!(listener.try_accept().unwrap().is_none());
+
+    // What just fits arrives.
+    let (client, server) = pair_with(&with_data(40), &with_data(180));
+    assert_eq!(server.private_data(), [7; 40]);
+    assert_eq!(client.private_data(), [7; 180]);
 }
 
 #[test]

@@ -79,7 +79,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`OpenError::Cm`] if the peer refuses, rejects or cannot be reached, or the deadline of the
-    /// configuration passes; [`OpenError::Verbs`] and others if the resources are not there.
+    /// configuration passes; [`OpenError::Config`] if the configuration is not possible;
+    /// [`OpenError::Verbs`] and others if the resources are not there.
     #[doc(alias = "rdma_connect")]
     pub fn connect(peer: SocketAddr, config: &EndpointConfig) -> Result<Endpoint, OpenError> {
         Opening::connect_alone(peer, config)?.wait()

@@ -39,7 +39,7 @@ impl Listener {
     /// the configuration is not possible.
     #[doc(alias = "rdma_listen")]
     pub fn bind(addr: SocketAddr, config: &EndpointConfig) -> Result<Listener, OpenError> {
-        config.check()?;
+        config.check_to_accept()?;
         let options = ListenOptions {
             backlog: config.backlog,
             tos: config.tos,
@@ -165,7 +165,7 @@ impl Incoming {
 
     /// A worker for this one.
     pub(crate) fn private_worker(&self) -> Result<Worker, OpenError> {
-        self.config.check()?;
+        self.config.check_to_accept()?;
         Worker::new(&self.request.context(), &self.config.private_worker())
     }
 
@@ -177,6 +177,7 @@ impl Incoming {
     #[doc(alias = "rdma_accept")]
     pub fn accept_with(self, worker: &Worker) -> Result<Opening, OpenError> {
         let Incoming { request, config } = self;
+        config.check_to_accept()?;
         Opening::start(worker, &config, Link::None, |state, index| {
             state.requested(index, request, false)
         })
@@ -190,6 +191,7 @@ impl Incoming {
     /// [`OpenError`]; the request is rejected then.
     pub fn prepare(self, worker: &Worker) -> Result<Prepared, OpenError> {
         let Incoming { request, config } = self;
+        config.check_to_accept()?;
         let opening = Opening::start(worker, &config, Link::None, |state, index| {
             state.requested(index, request, true)
         })?;
@@ -257,7 +259,7 @@ impl Opening {
         peer: SocketAddr,
         config: &EndpointConfig,
     ) -> Result<Opening, OpenError> {
-        config.check()?;
+        config.check_to_connect()?;
         let resolved = connector(peer, config).resolve()?;
         let worker = Worker::new(&resolved.context(), &config.private_worker())?;
         Opening::resolved(&worker, resolved, config)
@@ -268,7 +270,7 @@ impl Opening {
         peer: SocketAddr,
         config: &EndpointConfig,
     ) -> Result<Resolving, OpenError> {
-        config.check()?;
+        config.check_to_connect()?;
         Ok(connector(peer, config).start()?)
     }
 
@@ -424,7 +426,7 @@ impl Prepared {
         peer: SocketAddr,
         config: &EndpointConfig,
     ) -> Result<Prepared, OpenError> {
-        config.check()?;
+        config.check_to_connect()?;
         let resolved = connector(peer, config).resolve()?;
         let opening = Opening::start(worker, config, Link::None, |state, index| {
             state.resolved(index, resolved, true)
