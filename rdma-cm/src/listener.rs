@@ -86,7 +86,8 @@ impl Listener {
     /// [`CmError::DeviceRemoved`] when the device of a listener on one device is gone: it will never
     /// get a request again, and every further call says the same. [`CmError::Call`] and
     /// [`CmError::NoConnectionManager`] if the request could not be given a channel of its own (too many
-    /// open files): that request is rejected, and the listener goes on.
+    /// open files): that request is rejected, and the listener goes on. A request whose own device has
+    /// just gone, as can be on a wildcard address, is dropped with a line in the log.
     pub fn try_accept(&self) -> Result<Option<Request>> {
         self.listening
             .try_next(|event| Request::new(event, &self.options))
@@ -158,10 +159,7 @@ impl Listening {
     }
 
     /// The next request, as `make` has it.
-    pub(crate) fn try_next<T>(
-        &self,
-        make: impl FnOnce(CmEvent<'_>) -> Result<T>,
-    ) -> Result<Option<T>> {
+    pub(crate) fn try_next<T>(&self, make: impl Fn(CmEvent<'_>) -> Result<T>) -> Result<Option<T>> {
         // A panic of another thread while it held the lock left nothing half done.
         let mut id = self.id.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -172,7 +170,13 @@ impl Listening {
                 return Ok(None);
             };
             match event.event_type() {
-                EventType::ConnectRequest => return make(event).map(Some),
+                EventType::ConnectRequest => match make(event) {
+                    // Not the listener's: that one is told by an event.
+                    Err(error @ CmError::DeviceRemoved { .. }) => {
+                        log::warn!("a request at {} is dropped: {error}", self.local_addr);
+                    }
+                    made => return made.map(Some),
+                },
                 EventType::DeviceRemoval => self.removed.store(true, Ordering::Relaxed),
                 other => log::debug!("{other} on the listener of {}", self.local_addr),
             }

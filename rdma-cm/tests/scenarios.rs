@@ -417,6 +417,27 @@ fn a_removed_device_is_told_everywhere_and_everything_can_still_be_dropped() {
 }
 
 #[test]
+fn a_request_whose_device_has_gone_does_not_end_a_listener_on_all_devices() {
+    let fabric = Fabric::new();
+    let listener = Listener::bind(addr("0.0.0.0", 0), &ListenOptions::default()).unwrap();
+    let port = listener.local_addr().port();
+    let ask = |ip| {
+        let connector = Connector::new(addr(ip, port)).deadline(LONG);
+        let resolved = resolve(connector.start().unwrap()).unwrap();
+        let mut qp = queue_pair(&resolved.context()).unwrap();
+        resolved.connect(&mut qp, &ConnParam::default()).unwrap()
+    };
+    let in_vain = ask(SERVER);
+    fabric.remove_device(1);
+    assert!(listener.try_accept().unwrap().is_none());
+
+    let asking = ask(CLIENT);
+    let request = request(&listener).unwrap();
+    assert_eq!(request.device_name(), "fake0");
+    drop((in_vain, asking, request));
+}
+
+#[test]
 fn every_thread_that_accepts_is_told_of_a_removed_device() {
     let fabric = Fabric::new();
     let listener = listen().unwrap();
