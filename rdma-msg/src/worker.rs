@@ -361,6 +361,12 @@ impl WorkerInner {
         Ok(Buf::from_slice(RegionSlice::from_vec(&self.pd, bytes)?))
     }
 
+    /// Whether the buffer is registered for the endpoints of this worker.
+    #[inline]
+    pub(crate) fn can_use(&self, buf: &Buf) -> bool {
+        buf.slice().pd().is_same(&self.pd)
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -460,6 +460,24 @@ fn rules_are_checked_before_the_device_sees_the_operation() {
 }
 
 #[test]
+fn a_batch_takes_no_buffer_of_another_worker() {
+    let _fabric = Fabric::new();
+    let (client, server) = pair();
+    let mut batch = client.batch();
+    let refused = batch.send(filled(&server, b"foreign")).unwrap_err();
+    assert!(matches!(refused.kind, PostErrorKind::ForeignBuffer));
+    assert_eq!(&refused.buf[..], b"foreign");
+    batch.send(filled(&client, b"own")).unwrap();
+    let mut operations = Vec::new();
+    batch.post_into(&mut operations).unwrap();
+    assert!(batch.is_empty());
+    assert_eq!(&server.recv().unwrap().buf[..], b"own");
+    for operation in operations {
+        operation.wait().unwrap();
+    }
+}
+
+#[test]
 fn a_close_is_orderly_and_tells_both_sides() {
     let _fabric = Fabric::new();
     let (client, server) = pair();

@@ -149,6 +149,10 @@ impl<'a> Batch<'a> {
     }
 
     fn add(&mut self, verb: Verb, buf: Buf) -> Result<(), PostError<Buf>> {
+        // Found when posting, it would stay in the way of all that is behind it.
+        if !self.endpoint.worker.inner.can_use(&buf) {
+            return Err(PostError::new(PostErrorKind::ForeignBuffer, buf));
+        }
         let payload = Payload::One(buf);
         match self
             .endpoint

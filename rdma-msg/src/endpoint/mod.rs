@@ -377,7 +377,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`PostError`] with the buffer: [`PostErrorKind::WrongMode`] on an endpoint whose receives are
-    /// managed, [`PostErrorKind::QueueFull`], [`PostErrorKind::Closed`], [`PostErrorKind::Ending`].
+    /// managed, [`PostErrorKind::QueueFull`], [`PostErrorKind::ForeignBuffer`],
+    /// [`PostErrorKind::Verbs`], [`PostErrorKind::Closed`], [`PostErrorKind::Ending`].
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_recv(&self, buf: Buf) -> Result<Operation, PostError<Buf>> {
@@ -519,7 +520,9 @@ impl Endpoint {
             .with(|state| state.close(self.index, deadline));
     }
 
-    /// Why the endpoint has ended; `None` while it has not. The same for everyone who asks.
+    /// Why the endpoint has ended; `None` while it has not, and for up to half a second after the end
+    /// while the cause is not known yet ([`is_open`](Endpoint::is_open) is false then). The same for
+    /// everyone who asks.
     pub fn closed(&self) -> Option<Arc<Cause>> {
         self.worker
             .inner
