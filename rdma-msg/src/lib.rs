@@ -102,9 +102,12 @@
 //! # Threads
 //!
 //! Everything is `Send`, and everything but [`Batch`] can be used from several threads at once. A
-//! worker's state lies under one lock, which is never held while a thread sleeps or foreign code runs.
-//! Of the threads that wait on one worker one sleeps for all, and whoever handles a completion wakes
-//! the one it is for. For the best speed give each thread a worker of its own.
+//! worker's state lies under one lock, which is never held while a thread waits for events or foreign
+//! code runs. A post or a batch of completions holds it for a moment; opening and ending an endpoint
+//! holds it for the kernel calls these take (making, moving and destroying the queue pair, connecting,
+//! accepting and disconnecting), and the other endpoints of the worker wait meanwhile. Of the threads
+//! that wait on one worker one sleeps for all, and whoever handles a completion wakes the one it is
+//! for. For the best speed give each thread a worker of its own.
 //!
 //! # Costs
 //!

@@ -1,9 +1,10 @@
 //! The unit of progress: one completion queue, one tracker, one pool, and the endpoints on them.
 //!
 //! All state lies under one mutex. A single thread never finds it taken; several threads share it for
-//! the length of a post or of one batch of completions. It is never held while a thread sleeps, and
-//! never while a waker runs: wakers are collected and woken after it was released, each guarded, so
-//! that one that panics takes nothing with it.
+//! the length of a post or of one batch of completions; opening and ending an endpoint holds it for the
+//! kernel calls these take. It is never held while a thread waits for events, and never while a waker
+//! runs: wakers are collected and woken after it was released, each guarded, so that one that panics
+//! takes nothing with it.
 //!
 //! Order of work: completions first, so data that arrived is delivered; then the news of the
 //! connection manager; then timers. What a completion means for the *life* of its endpoint is only
