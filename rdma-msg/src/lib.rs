@@ -102,12 +102,16 @@
 //! # Threads
 //!
 //! Everything is `Send`, and everything but [`Batch`] can be used from several threads at once. A
-//! worker's state lies under one lock, which is never held while a thread waits for events or foreign
-//! code runs. A post or a batch of completions holds it for a moment; opening and ending an endpoint
+//! worker's state lies under one lock, which is never held while a thread waits for events or a waker
+//! runs. A post or a batch of completions holds it for a moment; opening and ending an endpoint
 //! holds it for the kernel calls these take (making, moving and destroying the queue pair, connecting,
 //! accepting and disconnecting), and the other endpoints of the worker wait meanwhile. Of the threads
 //! that wait on one worker one sleeps for all, and whoever handles a completion wakes the one it is
 //! for. For the best speed give each thread a worker of its own.
+//!
+//! What goes wrong is logged (crate `log`) with that lock held: a logger must neither use this crate, nor
+//! wait for a thread that does, nor panic. One that sends its records over an endpoint hands them to a
+//! thread of its own.
 //!
 //! # Costs
 //!

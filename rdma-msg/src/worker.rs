@@ -326,7 +326,8 @@ impl WorkerInner {
 
     #[inline]
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No foreign code runs under the lock; a panic there would be a broken invariant of ours.
+        // No foreign code but the logger, which must not panic, runs under the lock: another panic there
+        // would be a broken invariant of ours.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -591,7 +592,7 @@ impl State {
     }
 
     /// Hands the completion with that place in the batch to its record. Nothing in here can fail or run
-    /// foreign code, so a batch is always handled to its end.
+    /// foreign code, the logger excepted, so a batch is always handled to its end.
     #[inline]
     fn dispatch(&mut self, place: usize) {
         self.news = true;
