@@ -127,7 +127,7 @@ struct TestArgs {
 
 #[derive(Args)]
 struct BenchArgs {
-    /// All sizes, depths, batches and ways of waiting: about two hours under emulation
+    /// All sizes, depths, batches and ways of waiting: two to three hours under emulation
     #[arg(long, conflicts_with = "counts")]
     full: bool,
     /// Only the cases whose name contains this, as latency/send/64/event
