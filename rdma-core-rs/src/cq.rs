@@ -153,7 +153,7 @@ impl CompletionQueue {
     pub fn poll<'a>(&self, room: &'a mut [WorkCompletion]) -> Result<&'a [WorkCompletion]> {
         self.inner.context.check_process()?;
         if self.capacity() == 0 {
-            return Err(poll_error(-libc::EIO));
+            return Err(lost("ibv_poll_cq"));
         }
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
         let first = room.as_mut_ptr().cast();
@@ -194,11 +194,18 @@ impl CompletionQueue {
     /// - [`Config`](Error::Config) naming `cqe`, if it is 0 or above the device's `max_cqe`.
     /// - [`NotSupported`](Error::NotSupported) if the device cannot.
     /// - [`Call`](Error::Call) naming `ibv_resize_cq`: `EINVAL` if more completions are in it, and nothing
-    ///   has changed. After `ENOMEM` and `EAGAIN` it is broken, and can only be dropped: soft-RoCE's
+    ///   has changed. After any other errno the queue counts as lost, and can only be dropped: soft-RoCE's
     ///   provider has given the old ring back before it finds that it cannot map the new one.
+    ///
+    /// # Safety
+    /// Nobody polls the queue meanwhile, on any thread: soft-RoCE's provider does not keep a poll away from
+    /// a ring that it has lost. (Afterwards `poll` refuses.)
     #[doc(alias = "ibv_resize_cq")]
-    pub fn resize(&self, cqe: u32) -> Result<()> {
+    pub unsafe fn resize(&self, cqe: u32) -> Result<()> {
         self.inner.context.check_process()?;
+        if self.capacity() == 0 {
+            return Err(lost("ibv_resize_cq"));
+        }
         check_cqe(&self.inner.context, cqe)?;
         let gate = self
             .inner
@@ -206,20 +213,24 @@ impl CompletionQueue {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let cq = self.inner.cq.as_ptr();
-        // SAFETY: `self` keeps the queue alive; providers lock it against polls. If it is lost, `poll`
-        // does not go there any more.
+        // SAFETY: `self` keeps the queue alive, and nobody polls it meanwhile, by contract.
         let ret = unsafe { sys::ibv_resize_cq(cq, cqe as i32) };
-        sys::check("ibv_resize_cq", ret).map_err(|error| {
-            if matches!(error.errno(), Some(libc::ENOMEM | libc::EAGAIN)) {
-                self.inner.capacity.store(0, Ordering::Relaxed);
-            }
-            error.or_not_supported("resizing a completion queue")
-        })?;
+        let resized = sys::check("ibv_resize_cq", ret);
         // SAFETY: `self` keeps the queue alive, and with the lock held nobody resizes it.
-        let capacity = unsafe { capacity(self.inner.cq) };
+        let mut capacity = unsafe { capacity(self.inner.cq) };
+        if let Err(error) = &resized {
+            // The kernel refused; it says how many it holds once it has agreed.
+            let refused = matches!(
+                error.errno(),
+                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)
+            );
+            if !refused || capacity != self.capacity() {
+                capacity = 0;
+            }
+        }
         self.inner.capacity.store(capacity, Ordering::Relaxed);
         drop(gate);
-        Ok(())
+        resized.map_err(|error| error.or_not_supported("resizing a completion queue"))
     }
 
     /// Makes the device hold events back until `count` completions have come, or `period_us` have
@@ -282,6 +293,12 @@ unsafe fn capacity(cq: NonNull<sys::ibv_cq>) -> u32 {
     // SAFETY: alive by contract; the field only changes when the queue is resized.
     let cqe = unsafe { (*cq.as_ptr()).cqe };
     u32::try_from(cqe).unwrap_or(0)
+}
+
+#[cold]
+fn lost(call: &'static str) -> Error {
+    let source = io::Error::from_raw_os_error(libc::EIO);
+    Error::Call { call, source }
 }
 
 #[cold]

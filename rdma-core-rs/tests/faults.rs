@@ -51,18 +51,25 @@ fn any_call_may_fail_and_is_named_and_nothing_is_left() {
 
 #[test]
 fn queue_that_a_resize_may_have_lost_is_not_polled() {
-    for (errno, lost) in [(libc::EINVAL, false), (libc::ENOMEM, true)] {
+    for (errno, lost) in [
+        (libc::EINVAL, false),
+        (libc::ENOMEM, true),
+        (libc::EIO, true),
+    ] {
         let fabric = Fabric::new();
         let context = devices().unwrap()[0].open().unwrap();
         let cq = CompletionQueue::new(&context, 8, None).unwrap();
         fabric.fail_nth("ibv_resize_cq", 0, errno);
-        assert_eq!(cq.resize(16).unwrap_err().errno(), Some(errno));
+        // SAFETY: nobody polls it meanwhile.
+        let resize = || unsafe { cq.resize(16) };
+        assert_eq!(resize().unwrap_err().errno(), Some(errno));
         let polled = cq.poll(&mut []).map(<[_]>::len);
         let polled = polled.map_err(|error| error.errno());
         let expected = if lost { Err(Some(libc::EIO)) } else { Ok(0) };
         assert_eq!((polled, cq.capacity() == 0), (expected, lost));
         let calls = fabric.count_of("ibv_poll_cq");
         assert_eq!(calls, u64::from(!lost));
+        assert_eq!(resize().is_err(), lost, "it cannot be had back");
     }
 }
 

@@ -28,7 +28,8 @@ fn child_is_refused_and_destroys_nothing() {
     if child == 0 {
         let refused = matches!(ProtectionDomain::new(&context), Err(Error::Forked))
             && matches!(qp.to_error(), Err(Error::Forked))
-            && matches!(cq.resize(9), Err(Error::Forked))
+            // SAFETY: nobody polls it.
+            && matches!(unsafe { cq.resize(9) }, Err(Error::Forked))
             && matches!(srq.arm_limit(1), Err(Error::Forked))
             && matches!(
                 cq.poll(&mut [WorkCompletion::default()]),

@@ -30,7 +30,8 @@ pub fn program() -> Outcome {
     let events = context.async_events()?;
     let channel = CompletionChannel::new(&context)?;
     let cq = CompletionQueue::new(&context, 64, Some(&channel))?;
-    cq.resize(100)?;
+    // SAFETY: nobody polls it.
+    unsafe { cq.resize(100) }?;
     let srq = Srq::new(&pd, 16, 1)?;
     srq.arm_limit(1)?;
     srq.query()?;

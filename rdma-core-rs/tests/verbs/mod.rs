@@ -262,6 +262,11 @@ impl End {
         poll_into(&self.cq, room).expect("a completion")
     }
 
+    pub fn resize_cq(&self, cqe: u32) -> Result<(), rdma_core_rs::Error> {
+        // SAFETY: nobody else has the queue, so nobody polls it.
+        unsafe { self.cq.resize(cqe) }
+    }
+
     /// Asserts that there is no completion now.
     #[track_caller]
     pub fn expect_nothing(&self) {

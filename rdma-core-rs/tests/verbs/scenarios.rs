@@ -1127,13 +1127,13 @@ pub fn completion_queue_grows_with_what_is_in_it(bed: &Bed) {
         a.expect(i, WcOpcode::Send);
     }
     let before = b.cq.capacity();
-    b.cq.resize(before + 1).unwrap();
+    b.resize_cq(before + 1).unwrap();
     assert!(b.cq.capacity() > before);
     for i in 0..5 {
         b.expect(i, WcOpcode::Recv);
     }
     let max = bed.b.context.device_attr().unwrap().max_cqe;
-    let error = b.cq.resize(max + 1).unwrap_err();
+    let error = b.resize_cq(max + 1).unwrap_err();
     assert!(
         matches!(error, Error::Config { field: "cqe", .. }),
         "{error}"
