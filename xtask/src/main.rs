@@ -301,7 +301,7 @@ impl TestArgs {
         }
     }
 
-    /// By default longer than the tests' own limits, which say more: a minute or two.
+    /// By default longer than the tests' own limits, which say more: up to four minutes.
     fn patience(&self, ci: bool) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(if ci { 600 } else { 300 }))
     }

@@ -1,7 +1,8 @@
 //! Whether this machine's KVM can be used.
 //!
 //! That `/dev/kvm` opens proves nothing: inside some virtual machines it does, and the guest then hangs in
-//! the boot loader, or later. Only a guest whose init has spoken is proof. The verdict is kept until the machine boots anew.
+//! the boot loader, or later. Only a guest whose init has spoken is proof. The verdict is kept until the machine
+//! boots anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,11 +19,12 @@ pub(crate) enum Kvm {
 }
 
 impl Kvm {
-    /// What is to be noted: whether KVM works, if that is not what was `noted`. That it fails is certain only if a
-    /// guest `started` without it: it may be the kernel that does not boot.
+    /// What is to be noted: whether KVM works, if nothing was `noted`. (If a guest has come up under it since the
+    /// machine's boot, one that does not had an accident.) That it fails is certain only if a guest `started` without
+    /// it: it may be the kernel that does not boot.
     pub(crate) fn news(self, noted: Kvm, started: bool) -> Option<bool> {
         match self {
-            _ if self == noted => None,
+            _ if noted != Kvm::Untried => None,
             Kvm::Works => Some(true),
             Kvm::Fails if started => Some(false),
             Kvm::Fails | Kvm::Untried => None,
@@ -84,7 +86,7 @@ mod tests {
         assert_eq!(Kvm::Works.news(Kvm::Untried, false), Some(true));
         assert_eq!(Kvm::Works.news(Kvm::Works, true), None);
         assert_eq!(Kvm::Fails.news(Kvm::Untried, true), Some(false));
-        assert_eq!(Kvm::Fails.news(Kvm::Works, true), Some(false));
+        assert_eq!(Kvm::Fails.news(Kvm::Works, true), None);
         assert_eq!(Kvm::Fails.news(Kvm::Untried, false), None);
         assert_eq!(Kvm::Fails.news(Kvm::Fails, true), None);
     }

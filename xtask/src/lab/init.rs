@@ -70,8 +70,9 @@ fn run(port: &Port, decoder: Decoder, job: Job) -> Result<i32> {
     }
 }
 
-/// How long the kernel may take to make a device. Shorter than the host's patience, which says less at its end.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long the kernel may take to make a device. Two of them take less than the host's patience, which says less
+/// at its end.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The status of a command that cannot be started, as a shell gives it.
 const CANNOT_RUN: i32 = 127;

@@ -264,7 +264,7 @@ impl<'a> Boot<'a> {
     fn power_on(&self, kvm: &mut Kvm) -> Result<(Guest, Accelerator)> {
         if *kvm != Kvm::Fails {
             let mut guest = self.under(Accelerator::Kvm)?;
-            if *kvm == Kvm::Works || guest.shows_life(KVM_PATIENCE) {
+            if guest.shows_life(KVM_PATIENCE) {
                 return Ok((guest, Accelerator::Kvm));
             }
             *kvm = Kvm::Fails;
@@ -339,7 +339,10 @@ fn feed(guest: &Guest, stdin: bool, on_terminal: bool) -> Result<()> {
     let line = Arc::new(Mutex::new(guest.line()?));
     if on_terminal {
         let line = line.clone();
-        terminal::on_resize(move |size| send(&line, &Frame::Resize(size)).is_ok())?;
+        let tell = move |size| send(&line, &Frame::Resize(size)).is_ok();
+        // It may have been resized during the boot.
+        size_of(&io::stdout()).map(&tell);
+        terminal::on_resize(tell)?;
     }
     thread::spawn(move || {
         let mut buffer = vec![0; 1 << 16];
