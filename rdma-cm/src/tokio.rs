@@ -1,8 +1,8 @@
 //! The steps, awaited in a tokio runtime (feature `tokio`).
 //!
 //! Each waits for its descriptor instead of blocking the thread, and otherwise does what its blocking
-//! form does (but for [`CmError::with_candidates`], which is left to the program). The runtime needs its I/O and time drivers (`enable_all`); without them the methods
-//! panic, as everything of tokio does.
+//! form does (but for [`CmError::with_candidates`], which is left to the program). The runtime needs its
+//! I/O and time drivers (`enable_all`); without them the methods panic, as everything of tokio does.
 //!
 //! # Cancel safety
 //!
