@@ -238,7 +238,7 @@ fn d03_dropping_all_after_a_failed_connect_returns_at_once() {
             Endpoint::connect(nobody.0, &config).expect_err("nobody listens");
         });
     });
-    assert!(took < SOON, "refused and dropped after {took:?}");
+    assert!(took < PROMPTLY, "refused and dropped after {took:?}");
 
     let listener = Listener::bind(server_addr(), &EndpointConfig::default()).unwrap();
     let addr = listener.local_addr();
@@ -248,7 +248,7 @@ fn d03_dropping_all_after_a_failed_connect_returns_at_once() {
             Endpoint::connect(addr, &EndpointConfig::default()).expect_err("rejected");
         });
     });
-    assert!(took < SOON, "rejected and dropped after {took:?}");
+    assert!(took < PROMPTLY, "rejected and dropped after {took:?}");
     rejecting.join().unwrap();
     assert_no_leak(&before);
 }
@@ -289,7 +289,7 @@ fn d03_an_endpoint_dropped_by_who_hears_of_its_end_disturbs_no_other() {
             drop(served); // in the very place that was told
         });
     });
-    assert!(took < SOON, "{took:?}");
+    assert!(took < PROMPTLY, "{took:?}");
 
     staying.send_slice(b"still here").unwrap().wait().unwrap();
     let received = other
@@ -425,7 +425,7 @@ fn d06_a_message_sent_in_the_instant_of_the_connect_finds_a_receive() {
                     .recv_deadline(Instant::now() + SOON)
                     .expect_err("the client leaves");
                 let (took, ()) = timed(|| drop(server));
-                assert!(took < SOON, "the drop took {took:?}");
+                assert!(took < PROMPTLY, "the drop took {took:?}");
             }
         });
         for n in 0..connections {
@@ -447,7 +447,7 @@ fn d07_a_client_that_comes_before_the_server_is_refused_and_may_come_again() {
     let _one = serial();
     let addr = SocketAddrWithoutListener::find().0;
     let (took, error) = timed(|| Endpoint::connect(addr, &EndpointConfig::default()).unwrap_err());
-    assert!(took < SOON, "{took:?}");
+    assert!(took < PROMPTLY, "{took:?}");
     assert!(
         support::chain(&error).contains("refused"),
         "{}",
@@ -496,7 +496,7 @@ fn d08_whatever_is_wrong_with_a_connect_it_ends_by_the_deadline() {
                 Endpoint::connect(addr, &config).unwrap_err()
             })
         });
-        assert!(took < deadline + SOON, "{what}: {took:?}");
+        assert!(took < deadline + PROMPTLY, "{what}: {took:?}");
         let text = support::chain(&error);
         assert!(text.contains(&addr.ip().to_string()), "{what}: {text}");
         eprintln!("{what}: {text} ({took:?})");
@@ -523,7 +523,7 @@ fn d08_many_connects_to_nobody_all_fail_in_time() {
                 let addr = "192.168.99.77:7471".parse().unwrap();
                 let (took, result) = timed(|| Endpoint::connect(addr, &config));
                 assert!(result.is_err());
-                assert!(took < deadline + SOON, "{took:?}");
+                assert!(took < deadline + PROMPTLY, "{took:?}");
             });
         }
     });
@@ -815,7 +815,7 @@ fn d11_with_no_retries_a_missing_receive_fails_the_send_promptly() {
     let Pair { client, server } = pair(&manual);
     let send = client.send_slice(b"nobody there").unwrap();
     let (took, error) = timed(|| within(SOON, "the failure", move || send.wait().unwrap_err()));
-    assert!(took < SOON, "{took:?}");
+    assert!(took < PROMPTLY, "{took:?}");
     let Cause::Operation(failure) = &*error.cause else {
         panic!("{error:?}")
     };
@@ -956,10 +956,10 @@ fn d13_no_round_of_an_event_driven_ping_pong_sleeps_over_its_completion() {
     thread::sleep(Duration::from_millis(50));
     let (took, result) = timed(|| send.wait());
     result.unwrap();
-    assert!(took < SOON, "{took:?}");
+    assert!(took < PROMPTLY, "{took:?}");
 }
 
-/// Counts the rounds of a second and more, of which a busy machine has one now and then.
+/// Counts what took a second and more, as it does now and then on a busy machine.
 #[derive(Default)]
 struct Slow(Vec<Duration>);
 
@@ -967,7 +967,7 @@ impl Slow {
     fn note(&mut self, took: Duration) {
         if took >= Duration::from_secs(1) {
             self.0.push(took);
-            assert!(self.0.len() <= 3 && took < SOON, "{:?}", self.0);
+            assert!(self.0.len() <= 3 && took < SOON / 2, "{:?}", self.0);
         }
     }
 }
@@ -1026,7 +1026,7 @@ fn d13_one_wake_up_hands_out_all_that_has_completed() {
             let posted = batch.post();
             assert_eq!(posted.operations.len(), count, "{:?}", posted.error);
             let (took, ()) = timed(|| taker.join().unwrap());
-            assert!(took < SOON, "{count}: {took:?}");
+            assert!(took < PROMPTLY, "{count}: {took:?}");
         });
     }
 }

@@ -11,6 +11,10 @@ use rdma_msg::{Endpoint, EndpointConfig, Incoming, Listener, Receive};
 /// Bugs show as hangs; each check has a bound, and this is the slack for a loaded machine.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
+/// What the reports ask of what is done at once. Not for what is done thousands of times: a busy machine
+/// stands still for longer now and then.
+pub(crate) const PROMPTLY: Duration = Duration::from_secs(2);
+
 /// The longest that any check may take, all its rounds together.
 const WATCHDOG: Duration = Duration::from_secs(240);
 
