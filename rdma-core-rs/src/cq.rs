@@ -157,8 +157,9 @@ impl CompletionQueue {
         }
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
         let first = room.as_mut_ptr().cast();
-        // SAFETY: `self` keeps the queue alive; there is room for `entries` completions, which
-        // are laid out as C's and for which any bytes will do.
+        // SAFETY: `self` keeps the queue alive, no resize has lost it, and none is under way (contract of
+        // `resize`); there is room for `entries` completions, which are laid out as C's and for which any
+        // bytes will do.
         let count = unsafe { sys::ibv_poll_cq(self.inner.cq.as_ptr(), entries, first) };
         let Ok(count) = usize::try_from(count) else {
             return Err(poll_error(count));
