@@ -204,17 +204,19 @@ impl CompletionQueue {
     #[doc(alias = "ibv_resize_cq")]
     pub unsafe fn resize(&self, cqe: u32) -> Result<()> {
         self.inner.context.check_process()?;
-        if self.capacity() == 0 {
-            return Err(lost("ibv_resize_cq"));
-        }
         check_cqe(&self.inner.context, cqe)?;
         let gate = self
             .inner
             .resizing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        // With the lock held, for another resize may just have lost it.
+        if self.capacity() == 0 {
+            return Err(lost("ibv_resize_cq"));
+        }
         let cq = self.inner.cq.as_ptr();
-        // SAFETY: `self` keeps the queue alive, and nobody polls it meanwhile, by contract.
+        // SAFETY: `self` keeps the queue alive, no resize has lost it, and nobody polls it meanwhile, by
+        // contract.
         let ret = unsafe { sys::ibv_resize_cq(cq, cqe as i32) };
         let resized = sys::check("ibv_resize_cq", ret);
         // SAFETY: `self` keeps the queue alive, and with the lock held nobody resizes it.
@@ -306,13 +308,12 @@ fn lost(call: &'static str) -> Error {
 fn poll_error(ret: i32) -> Error {
     // The man page promises only "negative"; providers return -1, -2 (CQ_POLL_ERR of mlx4 and mlx5) or
     // -errno, few set errno.
-    let source = match ret {
-        -1 | -2 => io::Error::from_raw_os_error(libc::EIO),
-        _ => io::Error::from_raw_os_error(-ret),
-    };
-    Error::Call {
-        call: "ibv_poll_cq",
-        source,
+    match ret {
+        -1 | -2 => lost("ibv_poll_cq"),
+        _ => Error::Call {
+            call: "ibv_poll_cq",
+            source: io::Error::from_raw_os_error(-ret),
+        },
     }
 }
 
