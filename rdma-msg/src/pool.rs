@@ -105,6 +105,12 @@ impl Buf {
         &self.slot().slice
     }
 
+    /// Whether it is registered in that domain.
+    #[inline]
+    pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        self.slice().pd().is_same(pd)
+    }
+
     #[inline]
     fn slot(&self) -> &Slot {
         match &self.slot {

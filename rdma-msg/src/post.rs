@@ -313,7 +313,7 @@ impl Poster<'_> {
 
     #[inline]
     fn check_domain(&self, buf: &Buf) -> Result<(), PostErrorKind> {
-        if buf.slice().pd().is_same(self.pd) {
+        if buf.is_of(self.pd) {
             Ok(())
         } else {
             Err(PostErrorKind::ForeignBuffer)

@@ -366,7 +366,7 @@ impl WorkerInner {
     /// Whether the buffer is registered for the endpoints of this worker.
     #[inline]
     pub(crate) fn can_use(&self, buf: &Buf) -> bool {
-        buf.slice().pd().is_same(&self.pd)
+        buf.is_of(&self.pd)
     }
 
     pub(crate) fn pool(&self) -> &Pool {
